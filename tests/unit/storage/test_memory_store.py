@@ -13,7 +13,7 @@ from contrail_storage.store.memory_store import ROW_OVERHEAD, MemoryStore, Memor
 from contrail_storage.store.rocks_store import Operation, RocksStore
 from contrail_storage.store.split_store import SplitStore
 
-SHARDS = (keys.VOLATILE | 1, keys.VOLATILE | 2)
+SHARDS = (keys.IN_MEMORY | 1, keys.IN_MEMORY | 2)
 Rows = dict[bytes, bytes]
 
 

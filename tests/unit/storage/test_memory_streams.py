@@ -154,7 +154,7 @@ def test_half_made_or_half_removed_stream_is_gone_after_a_restart(
                 await create(link)
                 command: cmd.MetaCommand = cmd.UnlistStream("M")
             else:
-                command = cmd.ReserveStream("M", MEMORY.subjects, "i", volatile=True)
+                command = cmd.ReserveStream("M", MEMORY.subjects, "i", in_memory=True)
             await node.meta_log.command(cmd.META_SHARD, command)
         async with running(tmp_path) as (node, link):
             assert node.meta.streams == {}

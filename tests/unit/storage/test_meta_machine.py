@@ -85,8 +85,8 @@ def test_shard_id_is_never_used_again_not_even_after_a_restart() -> None:
 def test_stream_in_memory_is_renewed_in_another_shard_with_its_configuration() -> None:
     kept = Kept()
     config = StreamConfig(name="A", subjects=("a",), storage="memory")
-    number = keys.VOLATILE | 1
-    assert kept.apply(cmd.ReserveStream("A", ("a",), "i", volatile=True)) == Reserved(number)
+    number = keys.IN_MEMORY | 1
+    assert kept.apply(cmd.ReserveStream("A", ("a",), "i", in_memory=True)) == Reserved(number)
     assert code(kept.apply(cmd.RenewStream("A", "j"))) == errors.STREAM_NOT_FOUND.code
     kept.apply(cmd.ListStream("A", ("a",), config))
     kept.restart()

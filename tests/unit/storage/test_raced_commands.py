@@ -240,7 +240,7 @@ def test_names_are_of_the_stream_that_is_meant() -> None:
         return codes([meta.apply(command, Writes())])[0]
 
     def reserve(incarnation: str) -> cmd.ReserveStream:
-        return cmd.ReserveStream("S", ("a",), incarnation, volatile=True)
+        return cmd.ReserveStream("S", ("a",), incarnation, in_memory=True)
 
     assert not apply(reserve("i"))
     assert not apply(cmd.ListStream("S", ("a",), CONFIG, "i"))

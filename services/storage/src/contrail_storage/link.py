@@ -37,7 +37,7 @@ from contrail_storage.node import SHARD_GROUP, StorageNode
 from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
-from contrail_storage.replica.volatile_group import VOLATILE_GROUP
+from contrail_storage.replica.memory_group import MEMORY_GROUP
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
@@ -194,7 +194,7 @@ class LocalLink:
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """How far this node has applied the stream."""
         parts = self._stream(stream).sound_shards(shard)
-        group = VOLATILE_GROUP if parts[0].volatile else SHARD_GROUP
+        group = MEMORY_GROUP if parts[0].in_memory else SHARD_GROUP
         last_seq = max(one.applied_seq for one in parts)
         return ReadPosition(last_seq, self._node.groups[group].applied_index)
 

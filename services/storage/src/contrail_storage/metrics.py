@@ -13,7 +13,7 @@ from prometheus_client.core import (
 
 from contrail_common.timeunits import NS_PER_S
 from contrail_common.timings import Timings
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.subject_keys import SubjectKeys
@@ -46,7 +46,7 @@ class _NodeCollector:
         yield GaugeMetricFamily(
             "contrail_proposals_queued_bytes",
             "Bytes of requests waiting to be put into a log entry",
-            self._node.shard_log.queued_bytes + self._node.volatile_log.queued_bytes,
+            self._node.shard_log.queued_bytes + self._node.memory_log.queued_bytes,
         )
         timings = self._node.timings
         yield _histogram(
@@ -63,7 +63,7 @@ class _NodeCollector:
             labels=["group"],
         )
         for group, index in sorted(self._node.applier.written_indexes.items()):
-            name = "memory" if is_volatile(group) else str(group)
+            name = "memory" if is_in_memory(group) else str(group)
             applied.add_metric([name], index)
         yield applied
 

@@ -38,11 +38,11 @@ from contrail_storage.replica.content_sealing import SealingLog
 from contrail_storage.replica.entries import EntryContext
 from contrail_storage.replica.loading import load_node, stored_machines, take_anew
 from contrail_storage.replica.log_time import LogTime
+from contrail_storage.replica.memory_group import MEMORY_GROUP, MemoryGroup, NotLeadingError
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.replica.store_writer import Job, StoreWriter
-from contrail_storage.replica.volatile_group import VOLATILE_GROUP, NotLeadingError, VolatileGroup
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
@@ -56,7 +56,7 @@ from contrail_storage.store.rocks_store import (
 from contrail_storage.store.sealed_store import SealedStore, Store
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.streams.manager import StreamManager
-from contrail_storage.streams.memory_room import MemoryRoom
+from contrail_storage.streams.memory_budget import MemoryBudget
 from contrail_storage.streams.restore import Restores
 from contrail_storage.streams.snapshot import Snapshotter
 from contrail_storage.upkeep.checkpointer import Checkpointer, DataLostError, when_due
@@ -90,7 +90,7 @@ class StorageNode:
         self.options = options
         self._files = options.files or Files()  # blocking: used in threads, or before the start
         self._disk = store  # the store in the folder; `_store` adds the shards in memory
-        self.memory = MemoryRoom(options.memory_max_bytes)
+        self.memory = MemoryBudget(options.memory_max_bytes)
         self._store = SplitStore(store, self.memory.store)  # written by the writer's thread too
         self._factory = groups  # makes Raft groups
         self.meta = MetaMachine()
@@ -216,14 +216,14 @@ class StorageNode:
         )
         self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
         self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
-        self._volatile = VolatileGroup(*self._callbacks(VOLATILE_GROUP))  # shards in memory
-        self.volatile_log = self._make_proposer(VOLATILE_GROUP, self._volatile)
-        self.memory.guard(self.volatile_log, self._volatile, self.applier)
+        self._memory_group = MemoryGroup(*self._callbacks(MEMORY_GROUP))  # shards in memory
+        self.memory_log = self._make_proposer(MEMORY_GROUP, self._memory_group)
+        self.memory.guard(self.memory_log, self._memory_group, self.applier)
         self.disk_budget = disk_budget_of(self)
         self.shard_log.check_space = self.disk_budget.check
         shards = self.applier.shards
         sealing = SealingLog(self.shard_log, self.subject_keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.volatile_log, sealing, shards)
+        self.shard_logs = ShardLogs(self.shard_log, self.memory_log, sealing, shards)
         self.streams = StreamManager(
             self.options.name,
             self.meta,
@@ -265,7 +265,7 @@ class StorageNode:
         self.clock.begin_term(self.applier.last_entry_ns)
         await self.clock.keep()
         self.spawn(self.clock.follow())
-        self._begin_volatile()
+        self._begin_in_memory()
         await self._reconcile()
         await self.shredder.reconcile()
         for work in (*self._upkeep, self.shredder):
@@ -289,11 +289,11 @@ class StorageNode:
         if self.healing.all_replayed():
             self._leading.clear()
 
-    def _begin_volatile(self) -> None:
+    def _begin_in_memory(self) -> None:
         """Lead the shards in memory. The meta log's index identifies this start: each raises it."""
-        self._volatile.begin(self.groups[META_GROUP].applied_index)
-        self.applier.written_indexes[VOLATILE_GROUP] = self._volatile.applied_index
-        self.groups[VOLATILE_GROUP] = self._volatile
+        self._memory_group.begin(self.groups[META_GROUP].applied_index)
+        self.applier.written_indexes[MEMORY_GROUP] = self._memory_group.applied_index
+        self.groups[MEMORY_GROUP] = self._memory_group
 
     def _callbacks(self, group_id: int) -> tuple[OnCommit, OnLost]:
         def commit(entries: Sequence[Committed]) -> None:
@@ -529,7 +529,7 @@ class StorageNode:
     def _write_noted(self) -> None:
         self._write_seen.set()
         self.shard_log.resume()
-        self.volatile_log.resume()
+        self.memory_log.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._store_failed, error)
@@ -554,7 +554,7 @@ class StorageNode:
     def _resign(self) -> None:
         for group in self.groups.values():
             group.resign()
-        self.volatile_log.fail_all()
+        self.memory_log.fail_all()
 
     def _log_failed(self, error: Exception) -> None:
         self.healing.log_failed(error)
@@ -580,10 +580,10 @@ class StorageNode:
         """The groups whose entries are in the log."""
         return {number: self.groups[number] for number in _LOGGED}
 
-    def check_serving(self, *, volatile: bool = False) -> None:
-        """Raise ApiError while writes are refused. Shards in memory (``volatile``) need no log."""
+    def check_serving(self, *, in_memory: bool = False) -> None:
+        """Raise ApiError while writes are refused. Shards in memory (``in_memory``) need no log."""
         unready = not self._ready or self.clock.doubt
-        if unready or (self.failure and not (volatile and not self.fatal.done())):
+        if unready or (self.failure and not (in_memory and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY

@@ -30,7 +30,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
     """Make the background parts of ``node`` over its ``store``."""
     options = node.options
     scrubber = Scrubber(
-        lambda: [shard for shard in node.streams.shards() if not shard.volatile],
+        lambda: [shard for shard in node.streams.shards() if not shard.in_memory],
         node.blocks,
         store,
         node.reader.opener,

@@ -23,7 +23,7 @@ def problems_of(
     problems: dict[str, str] = {}
     if failure:
         problems["storage"] = failure
-        if serves and any(shard.volatile for shard in shards):
+        if serves and any(shard.in_memory for shard in shards):
             problems["storage"] += "; streams in memory are served"
     elif not serves:
         problems["storage"] = "recovering"

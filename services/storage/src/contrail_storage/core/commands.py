@@ -332,14 +332,14 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row.
 
-    ``volatile``: of shards in memory.
+    ``in_memory``: the shards are kept only in memory.
     """
 
     name: str
     subjects: tuple[str, ...]
     incarnation: str
     shards: int = 1
-    volatile: bool = False
+    in_memory: bool = False
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):

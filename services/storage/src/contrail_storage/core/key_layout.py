@@ -1,6 +1,6 @@
 """Keys of the store: ``u8 kind | u32 shard | ...``, big-endian: ordered by shard and number.
 
-The rows of a shard whose number has the bit ``VOLATILE`` are in memory, never in a file.
+The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never in a file.
 
 | kind | key after the shard | value |
 |---|---|---|
@@ -76,13 +76,13 @@ _U32_U32_U32: Final = struct.Struct(">cIII")
 _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 
-VOLATILE: Final = 1 << 31
+IN_MEMORY: Final = 1 << 31
 """The bit in the number of a shard or group that is kept only in memory."""
 
 
-def is_volatile(number: int) -> bool:
+def is_in_memory(number: int) -> bool:
     """Whether the shard or group with ``number`` is kept only in memory."""
-    return number >= VOLATILE
+    return number >= IN_MEMORY
 
 
 def shard_key(kind: bytes, shard: int) -> bytes:

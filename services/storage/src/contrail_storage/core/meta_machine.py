@@ -112,26 +112,26 @@ class MetaMachine:
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         self._shard_count += command.shards
-        shard = self._take_numbers(command.shards, volatile=command.volatile, writes=writes)
+        shard = self._take_numbers(command.shards, in_memory=command.in_memory, writes=writes)
         entry = StreamEntry(
             command.name, shard, command.incarnation, command.subjects, "reserved", command.shards
         )
         self._put(entry, writes)
         return Reserved(shard)
 
-    def _take_numbers(self, count: int, *, volatile: bool, writes: Writes) -> int:
+    def _take_numbers(self, count: int, *, in_memory: bool, writes: Writes) -> int:
         """Take ``count`` consecutive new shard ids; return the first."""
         shard = self.next_shard
         self.next_shard += count
         writes.put(self._key(_COUNTER), self.next_shard.to_bytes(4, "big"))
-        return shard | keys.VOLATILE if volatile else shard
+        return shard | keys.IN_MEMORY if in_memory else shard
 
     def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
         entry = self._entry(command.name, command.lost)
-        if entry is None or entry.stage != "listed" or not keys.is_volatile(entry.shard):
+        if entry is None or entry.stage != "listed" or not keys.is_in_memory(entry.shard):
             return Refused(errors.STREAM_NOT_FOUND.code)
         writes.delete(self._key(entry.shard))
-        shard = self._take_numbers(entry.shards, volatile=True, writes=writes)
+        shard = self._take_numbers(entry.shards, in_memory=True, writes=writes)
         renewed = msgspec.structs.replace(entry, shard=shard, incarnation=command.incarnation)
         self._put(renewed, writes)
         return Reserved(shard)
@@ -154,14 +154,14 @@ class MetaMachine:
     def _make_up(self, command: cmd.PlaceStream | cmd.SkipNumbers, writes: Writes) -> Result:
         """Restore entries of streams whose commands were lost by damage."""
         if isinstance(command, cmd.SkipNumbers):
-            self._take_numbers(command.count, volatile=False, writes=writes)
+            self._take_numbers(command.count, in_memory=False, writes=writes)
             return Done()
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         self._release(command.name, writes)
         end = command.shard + command.shards
-        self._take_numbers(max(end - self.next_shard, 0), volatile=False, writes=writes)
+        self._take_numbers(max(end - self.next_shard, 0), in_memory=False, writes=writes)
         self._shard_count += command.shards
         entry = StreamEntry(
             command.name,

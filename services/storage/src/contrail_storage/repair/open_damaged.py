@@ -419,7 +419,7 @@ class _Repair:
         named = {
             number: entry
             for entry in self._meta.streams.values()
-            if not keys.is_volatile(entry.shard)
+            if not keys.is_in_memory(entry.shard)
             for number in entry.numbers
         }
         for number in sorted(named.keys() | self._stored_numbers()):
@@ -529,7 +529,7 @@ class _Repair:
             taken.update(entry.numbers)
             first = shards.get(entry.shard)
             there = first is not None and first.machine.exists
-            if not (there or keys.is_volatile(entry.shard) or entry.stage == "reserved"):
+            if not (there or keys.is_in_memory(entry.shard) or entry.stage == "reserved"):
                 commands.append(cmd.ReleaseStream(entry.name))
                 if entry.stage == "listed":
                     _log.critical("stream_lost", stream=entry.name)
@@ -555,7 +555,7 @@ class _Repair:
         named = {
             number: entry
             for entry in self._meta.streams.values()
-            if not keys.is_volatile(entry.shard)
+            if not keys.is_in_memory(entry.shard)
             for number in entry.numbers
         }
         for number, entry in named.items():

@@ -139,7 +139,7 @@ class Applier:
 
     def codec_of(self, number: int) -> BlockCodec | None:
         """The codec that compresses the blocks of a shard. The writer's thread calls this too."""
-        shard = None if keys.is_volatile(number) else self.shards.get(number)
+        shard = None if keys.is_in_memory(number) else self.shards.get(number)
         return codec_of(shard.machine.compression) if shard is not None else None
 
     def apply(self, group: int, index: int, term: int, data: bytes, context: object) -> None:
@@ -281,12 +281,12 @@ class Applier:
 
         Raises RuntimeError if their state differs; then nothing has changed.
         """
-        stored = {number: one for number, one in self.shards.items() if not one.volatile}
+        stored = {number: one for number, one in self.shards.items() if not one.in_memory}
         if differing := _differing(stored, fresh.shards):
             raise RuntimeError(
                 f"replaying the log produced a different state of shards {differing}"
             )
-        self._blocks.take_over(fresh._blocks, keys.is_volatile)
+        self._blocks.take_over(fresh._blocks, keys.is_in_memory)
         for number, shard in fresh.shards.items():
             known = self.shards.setdefault(number, shard)
             known.machine = shard.machine
@@ -348,7 +348,7 @@ class Applier:
         if self._writer.failed:
             return
         for number, directory in self._blocks.directories.items():
-            if not keys.is_volatile(number):
+            if not keys.is_in_memory(number):
                 for due in directory.take_due_pages():
                     self._writer.submit(PageJob(number, due))
 
@@ -365,7 +365,7 @@ class Applier:
         Raises StoreFailedError when the store has failed.
         """
         self._behind.flush()  # otherwise the waiting ``old`` would be joined to others unchanged
-        if self._writer.failed and not keys.is_volatile(number):
+        if self._writer.failed and not keys.is_in_memory(number):
             raise StoreFailedError("the store is not accepting writes")
         directory = self._blocks.directory(number)
         if not directory.holds(old):

@@ -27,7 +27,7 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
     applier.written_indexes.update(applied_indexes(scan))
     load_meta(scan, meta)
     for entry in meta.streams.values():
-        if not keys.is_volatile(entry.shard):
+        if not keys.is_in_memory(entry.shard):
             for number in entry.numbers:
                 shard = load_shard(scan, number, blocks)
                 if not _holds_anything(shard, blocks):
@@ -99,4 +99,4 @@ async def take_anew(
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
     """Machines of the shards on disk, except stopped ones."""
     shards = applier.shards.values()
-    return {one.machine.shard: one.machine for one in shards if not (one.volatile or one.stopped)}
+    return {one.machine.shard: one.machine for one in shards if not (one.in_memory or one.stopped)}

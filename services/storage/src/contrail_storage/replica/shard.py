@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
 
@@ -29,9 +29,9 @@ class SmallRun:
         self.count += span.count
 
 
-def volatile_first(shards: "list[Shard]") -> "list[Shard]":
+def in_memory_first(shards: "list[Shard]") -> "list[Shard]":
     """Sort shards in memory first, so that their work is done even if a log fails."""
-    return sorted(shards, key=lambda shard: not shard.volatile)
+    return sorted(shards, key=lambda shard: not shard.in_memory)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,9 +57,9 @@ class Shard:
     """Sequence and time of the first other message, as of the last look."""
 
     @property
-    def volatile(self) -> bool:
+    def in_memory(self) -> bool:
         """Whether the shard is in memory only."""
-        return is_volatile(self.machine.shard)
+        return is_in_memory(self.machine.shard)
 
     @property
     def config(self) -> StreamConfig:

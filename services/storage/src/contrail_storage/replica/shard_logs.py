@@ -7,7 +7,7 @@ from typing import Protocol
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.core.commands import Command, DropStream
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.results import Result
 from contrail_storage.replica.content_sealing import SealingLog, seals
 from contrail_storage.replica.entries import Done
@@ -33,19 +33,19 @@ class ShardLogs:
     def __init__(
         self,
         durable: Proposer,
-        volatile: Proposer,
+        in_memory: Proposer,
         sealing: SealingLog,
         shards: Mapping[int, Shard],
     ) -> None:
         self._shards = shards
         self._durable = durable
-        self._volatile = volatile
+        self._memory = in_memory
         self._sealing = sealing
 
     def appending(self, shard: Shard) -> Append:
         """Return what accepts the messages of a stream's shards; it stays the same."""
-        if shard.volatile:
-            return self._volatile.append
+        if shard.in_memory:
+            return self._memory.append
         return self._sealing.append if seals(shard) else self._durable.append
 
     def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
@@ -56,5 +56,5 @@ class ShardLogs:
         target = self._shards.get(shard)
         if target is not None and target.damaged and not isinstance(command, DropStream):
             raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
-        log = self._volatile if is_volatile(shard) else self._durable
+        log = self._memory if is_in_memory(shard) else self._durable
         return log.command(shard, command)

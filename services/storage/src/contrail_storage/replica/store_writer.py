@@ -222,11 +222,11 @@ class StoreWriter:
 
     def _spare(self, jobs: Sequence[Job]) -> None:
         """Write only the jobs of shards in memory, because the store has failed."""
-        spared = [job for job in jobs if _is_volatile(job)]
+        spared = [job for job in jobs if _is_in_memory(job)]
         if spared:
             self._write(self._operations(spared))
             self._on_written(spared)
-        lost = [job for job in jobs if not _is_volatile(job)]
+        lost = [job for job in jobs if not _is_in_memory(job)]
         if lost:
             self._on_lost(lost)
 
@@ -308,8 +308,8 @@ class StoreWriter:
         return page_rows(job.shard, job.range, pages, rows)
 
 
-def _is_volatile(job: Job) -> bool:
-    return keys.is_volatile(job.group if isinstance(job, WriteJob) else job.shard)
+def _is_in_memory(job: Job) -> bool:
+    return keys.is_in_memory(job.group if isinstance(job, WriteJob) else job.shard)
 
 
 def _size(job: Job) -> int:

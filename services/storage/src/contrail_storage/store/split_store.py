@@ -8,7 +8,7 @@ from contrail_storage.store.memory_store import MemoryStore, MemoryView
 from contrail_storage.store.rocks_store import Operation, StoreView
 from contrail_storage.store.sealed_store import SealedView, Store
 
-_VOLATILE_BIT: Final = 0x80
+_IN_MEMORY_BIT: Final = 0x80
 
 
 class SplitStore:
@@ -77,4 +77,4 @@ class SplitView:
 
 def _in_memory(key: bytes) -> bool:
     # Behind the kind stands the number of the shard or group, big-endian; a prefix may lack it.
-    return len(key) > 1 and key[1] >= _VOLATILE_BIT
+    return len(key) > 1 and key[1] >= _IN_MEMORY_BIT

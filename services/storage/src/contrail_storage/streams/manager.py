@@ -20,7 +20,7 @@ from contrail_common.model import StreamConfig, StreamInfo
 from contrail_common.subjects import matches_any
 from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.results import Done, Refused, Reserved
@@ -273,9 +273,9 @@ class StreamManager:
         expect(await self._shard_log.command(number, configure), Done)
 
     async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
-        volatile = config.storage == "memory"
+        in_memory = config.storage == "memory"
         reserve = cmd.ReserveStream(
-            config.name, config.subjects, incarnation, config.shards, volatile
+            config.name, config.subjects, incarnation, config.shards, in_memory
         )
         return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
 
@@ -297,7 +297,7 @@ class StreamManager:
             raise error_of(result)
         with begun():
             await self._propagate(entry)
-            if shard.volatile or set(config.subjects) != set(entry.subjects):
+            if shard.in_memory or set(config.subjects) != set(entry.subjects):
                 await self._list(config, config.subjects, record.incarnation)
             await self._enforce_config(entry)
 
@@ -378,7 +378,7 @@ class StreamManager:
         lost = [
             entry
             for entry in self._meta.streams.values()
-            if entry.stage == "listed" and is_volatile(entry.shard)
+            if entry.stage == "listed" and is_in_memory(entry.shard)
             if entry.shard not in self._shards
         ]
         for start in range(0, len(lost), _RENEWED_TOGETHER):

@@ -15,7 +15,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig, StreamInfo, StreamState
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.replica.entries import Done, Outcome, contents_of
 from contrail_storage.replica.entry_sizes import Content
@@ -38,7 +38,7 @@ _code_of = attrgetter("code")
 class CheckServing(Protocol):
     """See `StorageNode.check_serving`."""
 
-    def __call__(self, *, volatile: bool = False) -> None:
+    def __call__(self, *, in_memory: bool = False) -> None:
         """Raise ApiError while changes are refused."""
         ...
 
@@ -64,7 +64,7 @@ class Stream:
         """What the meta machine knows of it. Replaced when its subjects change."""
         self.shards = shards
         """All shards, in order of their numbers; never replaced."""
-        self.in_memory = is_volatile(entry.shard)
+        self.in_memory = is_in_memory(entry.shard)
         """Whether the messages are kept only in memory."""
         self.leader = leader
         """Name of the node that serves it."""
@@ -123,7 +123,7 @@ class Stream:
 
     def check_writable(self) -> None:
         """Raise ApiError while the stream accepts no changes."""
-        self._check_serving(volatile=self.in_memory)
+        self._check_serving(in_memory=self.in_memory)
 
     def publish(self, content: PublishContent, done: Callable[[PublishOutcome], None]) -> None:
         """Store messages; see ``StorageLink.publish_then``.
@@ -135,7 +135,7 @@ class Stream:
         alone = len(self.shards) == 1
         if alone and first.damaged:
             raise data_lost(first)
-        self._check_serving(volatile=self.in_memory)
+        self._check_serving(in_memory=self.in_memory)
         answer: Done = partial(self._answer, done)
         if not (content if isinstance(content, list) else content.count):
             asyncio.get_running_loop().call_soon(answer, [])

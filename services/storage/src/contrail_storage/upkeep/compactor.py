@@ -17,7 +17,7 @@ from contrail_common.columns.blocks import Block
 from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.shard import Shard, volatile_first
+from contrail_storage.replica.shard import Shard, in_memory_first
 from contrail_storage.replica.store_writer import RewriteJob
 from contrail_storage.store.block_store import (
     UNREADABLE,
@@ -102,7 +102,7 @@ class Compactor:
 
     async def tick(self) -> None:
         """Check everything that was deleted since the last tick."""
-        for shard in volatile_first(self._shards()):  # a failing disk does not affect these
+        for shard in in_memory_first(self._shards()):  # a failing disk does not affect these
             if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
                 await self._compact(shard)
 

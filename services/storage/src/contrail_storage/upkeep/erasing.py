@@ -24,7 +24,7 @@ from contrail_link.contract.admin import ERASE_SEQS_MAX, ErasureReceipt, Replica
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import Erasure, ErasureLedger
-from contrail_storage.core.key_layout import is_volatile
+from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.results import Done, Removed
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
@@ -326,7 +326,7 @@ class Eraser:
         reopened = self._reopened()
         numbers = sorted({number for one in pending for number in one.shards})
         left = {number for number in numbers if not await self._empty(number)}
-        stored = [number for number in numbers if not is_volatile(number)]
+        stored = [number for number in numbers if not is_in_memory(number)]
         if stored:  # shards in memory never had anything in a file
             async with asyncio.timeout(_CUT_S):
                 await self._cut_log()

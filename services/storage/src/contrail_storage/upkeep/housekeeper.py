@@ -10,7 +10,7 @@ from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Removed
 from contrail_storage.replica.log_time import LogTime
-from contrail_storage.replica.shard import Shard, volatile_first
+from contrail_storage.replica.shard import Shard, in_memory_first
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreError, StoreFailedError
@@ -61,7 +61,7 @@ class Housekeeper:
     async def tick(self) -> None:
         """Check all shards once."""
         now_ns = self._clock.now()
-        for shard in volatile_first(self._streams.shards()):
+        for shard in in_memory_first(self._streams.shards()):
             number = shard.machine.shard
             loop_s = asyncio.get_running_loop().time()
             backoff, due_s = self._failing.get(number, (None, 0.0))

@@ -4,23 +4,23 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.memory_group import MEMORY_GROUP, MemoryGroup
 from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.volatile_group import VOLATILE_GROUP, VolatileGroup
 from contrail_storage.store.memory_store import MemoryStore
 
 
-class MemoryRoom:
+class MemoryBudget:
     """Counts the rows in memory and the bytes on their way there; refuses messages beyond."""
 
     _log: Proposer
-    _group: VolatileGroup
+    _group: MemoryGroup
     _applier: Applier
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.store = MemoryStore()
 
-    def guard(self, log: Proposer, group: VolatileGroup, applier: Applier) -> None:
+    def guard(self, log: Proposer, group: MemoryGroup, applier: Applier) -> None:
         """Make ``log``, which proposes to ``group``, refuse messages beyond the limit."""
         self._log, self._group, self._applier = log, group, applier
         log.check_space = self.check
@@ -31,9 +31,9 @@ class MemoryRoom:
         size_bytes = self.store.size_bytes
         # The applied index is read from the store itself. The event loop learns of the writer's
         # batches later, and would count them twice meanwhile.
-        row = self.store.get(keys.shard_key(keys.APPLIED, VOLATILE_GROUP))
+        row = self.store.get(keys.shard_key(keys.APPLIED, MEMORY_GROUP))
         in_store = int.from_bytes(row[:8], "big") if row else 0
-        written = max(in_store, self._applier.written_indexes.get(VOLATILE_GROUP, 0))
+        written = max(in_store, self._applier.written_indexes.get(MEMORY_GROUP, 0))
         return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
 
     def check(self, size: int) -> None:

@@ -8,10 +8,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from contrail_storage.core.key_layout import VOLATILE
+from contrail_storage.core.key_layout import IN_MEMORY
 from contrail_storage.replica.raft_port import OnCommit, OnLost
 
-VOLATILE_GROUP: Final = VOLATILE | 1
+MEMORY_GROUP: Final = IN_MEMORY | 1
 _TERM: Final = 1
 _LIFE_BITS: Final = 32
 
@@ -21,7 +21,7 @@ class NotLeadingError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class VolatileEntry:
+class MemoryEntry:
     """A committed entry."""
 
     index: int
@@ -30,7 +30,7 @@ class VolatileEntry:
     context: object | None
 
 
-class VolatileGroup:
+class MemoryGroup:
     """A `Group` without a log: it leads from `start` until it resigns or stops."""
 
     def __init__(
@@ -44,7 +44,7 @@ class VolatileGroup:
         self._on_commit = on_commit
         self._on_lost = on_lost
         # Entries to commit in a later turn of the loop.
-        self._proposed: list[VolatileEntry] = []
+        self._proposed: list[MemoryEntry] = []
         # (index, bytes) of entries that may not be in the store yet, and the sum of the bytes.
         self._unwritten: deque[tuple[int, int]] = deque()
         self._unwritten_bytes = 0
@@ -92,7 +92,7 @@ class VolatileGroup:
         if not self._proposed:
             asyncio.get_running_loop().call_soon(self._commit)
         self._last_index += 1
-        self._proposed.append(VolatileEntry(self._last_index, _TERM, data, context))
+        self._proposed.append(MemoryEntry(self._last_index, _TERM, data, context))
         self._unwritten.append((self._last_index, len(data)))
         self._unwritten_bytes += len(data)
         return self._last_index
