@@ -24,8 +24,7 @@ from contrail_gateway.core.pull_rules import (
     ack_delay_ns,
     check_ack_count,
 )
-from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import AckItem, AckResult
+from contrail_link.contract.consume import AckItem, AckResult, ConsumeLink
 
 
 class AckOutcome(msgspec.Struct, frozen=True):
@@ -51,7 +50,7 @@ _decoder: Final = msgspec.json.Decoder(AckBody)
 class Acknowledger:
     """Applies acknowledgements to a consumer."""
 
-    def __init__(self, link: StorageLink, tokens: AckTokens, settings: EdgeSettings) -> None:
+    def __init__(self, link: ConsumeLink, tokens: AckTokens, settings: EdgeSettings) -> None:
         self._link = link
         self._tokens = tokens
         self._body_bytes_max = min(ACKS_BYTES_MAX, settings.body_bytes_max)

@@ -5,8 +5,7 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import ConsumerHold
+from contrail_link.contract.consume import ConsumeLink, ConsumerHold
 
 _RETRY_MIN_S: Final = 0.05
 _RETRY_MAX_S: Final = 2.0
@@ -15,7 +14,7 @@ _RETRY_MAX_S: Final = 2.0
 class Bound:
     """Binds one consumer at a time for one subscription."""
 
-    def __init__(self, link: StorageLink) -> None:
+    def __init__(self, link: ConsumeLink) -> None:
         self._link = link
         self._held: ConsumerHold | None = None
         self._task: asyncio.Task[None] | None = None

@@ -47,8 +47,7 @@ from contrail_gateway.deliveries import (
     packed_message,
     signer,
 )
-from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import PullRequest, PullResult
+from contrail_link.contract.consume import ConsumeLink, PullRequest, PullResult
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()
@@ -131,7 +130,7 @@ class Pulls:
     """``POST .../next``."""
 
     def __init__(
-        self, link: StorageLink, tokens: AckTokens, acks: Acknowledger, settings: EdgeSettings
+        self, link: ConsumeLink, tokens: AckTokens, acks: Acknowledger, settings: EdgeSettings
     ) -> None:
         self._link = link
         self._tokens = tokens

@@ -1,17 +1,17 @@
-"""Tickets between the processes that take them: how long they last, and who sees to their use."""
+"""Tickets: their lifetime, and the promise that each is used once."""
 
 from typing import Final, Protocol
 
 from contrail_link.contract.remote import UNKNOWN, remote
 
 TICKET_NS: Final = 30_000_000_000
-"""How long a ticket lasts."""
+"""Lifetime of a ticket."""
 
 
 class TicketUse(Protocol):
-    """Sees to it that a ticket is used once, whichever process it is shown to."""
+    """Records the use of tickets for all processes that accept them."""
 
     @remote(40, UNKNOWN)
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
-        """Whether a ticket with this number is used for the first time; OVERLOADED."""
+        """Return True if a ticket with this nonce is used for the first time. Raises OVERLOADED."""
         ...

@@ -205,14 +205,14 @@ class _Nobody:
     """The caller of a request whose outcome nobody waits for."""
 
     def answered(self, body: memoryview) -> None:
-        """It is done."""
+        """Do nothing."""
 
     def failed(self, error: ApiError | LinkLostError) -> None:
-        """It is not, or nobody knows."""
+        """Do nothing."""
 
 
 class _Call:
-    """A request whose caller is a coroutine; when that is cancelled, storage is told."""
+    """A request whose caller is a coroutine; if that is cancelled, so is the request."""
 
     def __init__(self, channel: Channel, late: Late | None) -> None:
         self._channel = channel

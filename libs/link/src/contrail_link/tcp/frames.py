@@ -1,19 +1,19 @@
-"""Frames of the service link: a head of fixed size, then a body.
+"""Frames of the link over TCP: a head of fixed size, then a body.
 
 Head, big-endian: ``u32 bytes of body | u8 kind | u8 method | u32 request | u32 value``. A body is
-msgpack, but for chunks of a stream, which are the bytes themselves.
+msgpack, except in CHUNK, where it is the bytes themselves.
 
 | Kind | From | Meaning of request, value and body |
 |---|---|---|
-| REQUEST | client | a new number; milliseconds the caller waits at most; the arguments |
-| CANCEL | client | the caller has left |
-| CREDIT | client | bytes of chunks that may follow, added to what is left |
-| RESULT | server | the result; of a stream: it begins |
-| ERROR | server | the refusal; of a stream: it is cut |
+| REQUEST | client | a new number; the milliseconds for which the caller waits; the arguments |
+| CANCEL | client | the caller no longer waits |
+| CREDIT | client | the number of further bytes of chunks that may be sent |
+| RESULT | server | the result; for a stream: it begins |
+| ERROR | server | the refusal; for a stream: it ends incomplete |
 | CHUNK | server | a piece of the stream |
 | END | server | the stream is complete |
-| PULSE | both | still there; from the server with what is not ready (component to reason) |
-| CONTEXT | client | what the request of this number, which follows, is part of; its id and trace |
+| PULSE | both | a sign of life; from the server with its readiness (component to reason) |
+| CONTEXT | client | id and trace of the request with this number, which follows |
 """
 
 import struct
@@ -36,11 +36,11 @@ VALUE_MAX: Final = 0xFFFF_FFFF
 
 
 class FrameError(Exception):
-    """The peer does not keep to the protocol; the connection cannot go on."""
+    """The peer broke the protocol; the connection must end."""
 
 
 class Frame(NamedTuple):
-    """One frame as it came; ``body`` is a view into what was read."""
+    """One frame; ``body`` is a view of the bytes that were read."""
 
     kind: int
     method: int
@@ -50,12 +50,12 @@ class Frame(NamedTuple):
 
 
 def frame_head(kind: int, method: int, request: int, value: int, body_bytes: int) -> bytes:
-    """The head of a frame whose body has ``body_bytes`` bytes."""
+    """Return the head of a frame whose body has ``body_bytes`` bytes."""
     return _HEAD.pack(body_bytes, kind, method, request, value)
 
 
 class FrameReader:
-    """Cuts a byte stream into frames; holds at most one frame that is not complete."""
+    """Splits a byte stream into frames. It buffers at most one incomplete frame."""
 
     def __init__(self, body_bytes_max: int) -> None:
         self._body_bytes_max = body_bytes_max
@@ -64,9 +64,9 @@ class FrameReader:
         self._need = HEAD_BYTES
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that ``data`` completes.
+        """Return the frames that ``data`` completes.
 
-        FrameError as soon as a head announces more than a body may have, or an unknown kind.
+        Raises FrameError for a head with an unknown kind or a body above the limit.
         """
         self._have += len(data)
         if self._parts:

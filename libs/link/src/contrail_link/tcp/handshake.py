@@ -1,4 +1,4 @@
-"""Both ends prove that they know the cluster secret, in raw bytes, before a frame is looked at.
+"""The handshake: both ends prove that they know the cluster secret, before any frame is read.
 
 ::
 
@@ -6,9 +6,9 @@
     client -> server   magic | client's nonce | HMAC-SHA256(key, "client" | both nonces)
     server -> client   HMAC-SHA256(key, "server" | both nonces)
 
-A nonce is used once, so nothing that was overheard can be used again; the two labels keep a proof
-from being sent back as the other one. Frames are not sealed after it: whoever can change packets on
-the way needs a tunnel in the way.
+Each nonce is used once, so an overheard proof is worthless. The two labels differ, so a proof
+cannot be reflected to its sender. The frames that follow are neither encrypted nor authenticated:
+use a tunnel on a network where others can read or change packets.
 """
 
 import hashlib
@@ -23,16 +23,16 @@ _SERVER: Final = b"contrail link: server"
 
 
 class HandshakeError(Exception):
-    """The peer is no end of a link, or knows another secret."""
+    """The peer does not speak this protocol, or has another secret."""
 
 
 def derived_key(secret: bytes, label: str) -> bytes:
-    """The key (32 bytes) for one use of the cluster secret, which itself is used for nothing."""
+    """Return the key (32 bytes) for one purpose; the cluster secret itself is never a key."""
     return hmac.digest(secret, f"contrail: {label}".encode(), hashlib.sha256)
 
 
 class Handshake:
-    """One end's part. ``rest`` is what came behind the handshake, once it is ``done``."""
+    """One end of the handshake. Once it is ``done``, ``rest`` has the bytes that followed it."""
 
     _magic_checked = False
 
@@ -45,7 +45,7 @@ class Handshake:
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take what the peer sent; answers what is to be sent now. HandshakeError ends it."""
+        """Take bytes of the peer, and return the bytes to send. Raises HandshakeError."""
         self._read += data
         answer = b""
         while not self.done and len(self._read) >= self._awaited_bytes:
@@ -72,14 +72,14 @@ class Handshake:
 
 
 class ServerHandshake(Handshake):
-    """The end that was connected to; it proves itself only to a peer that has done so."""
+    """The server's end. It sends its proof only after it has checked that of the client."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES + _PROOF_BYTES)
 
     @property
     def hello(self) -> bytes:
-        """What is sent first."""
+        """The first bytes to send."""
         return MAGIC + self._nonce
 
     def _proceed(self, given: bytes) -> bytes:
@@ -92,7 +92,7 @@ class ServerHandshake(Handshake):
 
 
 class ClientHandshake(Handshake):
-    """The end that connects."""
+    """The client's end."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
         super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES)
@@ -100,7 +100,7 @@ class ClientHandshake(Handshake):
 
     @property
     def proof_sent(self) -> bool:
-        """Whether the peer has what it needs to decide."""
+        """True once the client has sent its proof."""
         return bool(self._server_nonce)
 
     def _proceed(self, given: bytes) -> bytes:

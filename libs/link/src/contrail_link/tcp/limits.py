@@ -1,15 +1,15 @@
-"""Bounds of the service link, the same at both ends."""
+"""Limits of the link over TCP, the same at both ends."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLimits:
-    """Sizes in bytes, times in seconds, numbers for each connection.
+    """Sizes in bytes, times in seconds; numbers are per connection.
 
-    ``busy_*`` bound requests that are answered soon: beyond them the server stops reading and the
-    client refuses. ``waits_max`` bounds those that may wait, which stop nobody from reading.
-    ``window_bytes`` is what a stream may be ahead of its reader.
+    ``busy_*`` limit the requests that are answered as soon as possible: above them, the server
+    stops reading and the client refuses. ``waits_max`` limits those that may wait; above it, they
+    are refused. ``window_bytes`` is how far a stream may run ahead of its reader.
     """
 
     frame_bytes_max: int = 64 << 20

@@ -1,4 +1,4 @@
-"""What both ends of the link show of it."""
+"""Metrics of both ends of the link over TCP."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
@@ -16,7 +16,7 @@ from contrail_link.tcp.channel import Channel
 
 
 class _Families:
-    """Metrics that are there already."""
+    """A collector of finished metrics."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
@@ -26,14 +26,14 @@ class _Families:
 
 
 def exposition(families: Iterable[Metric]) -> str:
-    """The Prometheus text of ``families``."""
+    """Return the Prometheus text of ``families``."""
     registry = CollectorRegistry()
     registry.register(_Families(families))
     return generate_latest(registry).decode()
 
 
 class Served(Protocol):
-    """A connection of a server, as its figures show it."""
+    """The part of a server's connection that its metrics show."""
 
     proven: bool
     busy: int
@@ -47,7 +47,7 @@ def server_metrics(
     timings: Mapping[str, Timings],
     failed: Mapping[str, int],
 ) -> Iterable[Metric]:
-    """What storage shows: its clients, what they have under way, what it answered."""
+    """Return the metrics of storage: clients, requests in progress, and answered requests."""
     proven = [one for one in connections if one.proven]
     for name, text, value in (
         ("clients", "Open connections of the service link.", len(proven)),
@@ -83,7 +83,7 @@ def server_metrics(
 
 
 def client_metrics(channels: Mapping[str, Channel]) -> Iterable[Metric]:
-    """What an api or gateway shows: the state of its connections, the calls made over them."""
+    """Return the metrics of an edge: its connections to storage, and the calls over them."""
     up = GaugeMetricFamily(
         "contrail_link_up", "Whether the link to storage is up (1) or down (0).", labels=["channel"]
     )

@@ -1,4 +1,4 @@
-"""A refusal on the link: the registry's entry by name, with everything its occurrence added."""
+"""Refusals on the wire: the name in the error registry, and the details of this occurrence."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from contrail_common.errors import ApiError, FieldProblem
 
 
 class WireError(msgspec.Struct, array_like=True, frozen=True):
-    """An ApiError in msgpack; ``code`` is for a peer that does not know the name yet."""
+    """An ApiError in msgpack; ``code`` is for a peer of a version that does not know the name."""
 
     name: str
     code: int
@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(WireError)
 
 
 def encode_error(error: ApiError) -> bytes:
-    """``error`` as the body of a frame."""
+    """Return ``error`` as the body of a frame."""
     fields = [(one.pointer, one.message) for one in error.fields]
     spec = error.spec
     return _encoder.encode(
@@ -31,7 +31,7 @@ def encode_error(error: ApiError) -> bytes:
 
 
 def decode_error(body: bytes | memoryview) -> ApiError:
-    """The refusal that ``body`` holds; msgspec.DecodeError when it holds none."""
+    """Return the refusal in ``body``. Raises msgspec.DecodeError if there is none."""
     wire = _decoder.decode(body)
     spec = errors.BY_NAME.get(wire.name) or errors.REGISTRY.get(wire.code, errors.INTERNAL)
     fields = [FieldProblem(pointer, message) for pointer, message in wire.fields]
