@@ -1,4 +1,4 @@
-"""What the edge counts: requests by route and status, their time, refused connections."""
+"""Metrics of the edge: requests by route and status, their times, refused requests."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -12,11 +12,11 @@ from contrail_common.timings import Timings
 from contrail_edge.http.requests import EdgeState
 
 UNMATCHED: Final = "unmatched"
-"""The route label of requests that no route took; the path itself would be unbounded."""
+"""Route label of requests without a route. Their paths would be unbounded labels."""
 
 
 class EdgeMetrics(Collector):
-    """Counters of one edge process, with a registry of their own."""
+    """Metrics of one edge process, in a registry of their own."""
 
     def __init__(self, state: EdgeState) -> None:
         self._registry = CollectorRegistry()
@@ -54,7 +54,7 @@ class EdgeMetrics(Collector):
         waiting.set_function(lambda: state.waiting)
 
     def add(self, collector: Collector) -> None:
-        """Show the metrics of ``collector`` too."""
+        """Add the metrics of ``collector``."""
         self._registry.register(collector)
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -67,7 +67,7 @@ class EdgeMetrics(Collector):
         times.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """What :meth:`answered` counted, as the registry asks for it."""
+        """Yield the metrics that :meth:`answered` counts; called by the registry."""
         requests = CounterMetricFamily(
             "contrail_http_requests",
             "Requests answered, by method, route template and status.",
@@ -91,5 +91,5 @@ class EdgeMetrics(Collector):
         self._refused.labels(spec.name).inc()
 
     def text(self) -> bytes:
-        """The Prometheus exposition text."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)

@@ -50,7 +50,7 @@ class ReadinessQuery(msgspec.Struct):
 
 
 class Probes:
-    """Answers about the process itself, from its distinct links and counters."""
+    """The routes about the process itself: health, metrics, documentation, tickets."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Probes:
         self._tickets = tickets
 
     def routes(self) -> tuple[Route, ...]:
-        """The routes, with their documents."""
+        """Return the routes with their documentation."""
         return (
             Route("GET", "/livez", self._livez, _LIVEZ),
             Route("GET", "/readyz", self._readyz, _READYZ),

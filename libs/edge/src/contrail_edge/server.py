@@ -18,8 +18,8 @@ _BACKLOG: Final = 2048
 class EdgeServer(uvicorn.Server):
     """Serves the application on given sockets until ``should_exit`` is set.
 
-    Signals belong to the composition root. At the end it stops accepting, answers all long polls,
-    and gives requests under way the grace time of the settings.
+    The process handles signals. When the server stops, it accepts no more connections, answers all
+    long polls, and waits for other requests for the grace time of the settings.
     """
 
     def __init__(
@@ -29,32 +29,32 @@ class EdgeServer(uvicorn.Server):
         self._app = app
         self._sockets = list(sockets)
         self.running = asyncio.Event()
-        """Set once requests are answered."""
+        """Set when the server accepts connections."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on ``sockets``, by default on those the server was made with."""
+        """Serve on ``sockets``; by default on those given to the constructor."""
         await super().serve(self._sockets if sockets is None else sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, and tell that it has begun."""
+        """Start to accept connections, and set ``running``."""
         await super().startup(sockets)
         self.running.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what waits, then stop as uvicorn does."""
+        """End all long polls, then stop as uvicorn does."""
         self._app.drain()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals alone."""
+        """Do nothing, because the process handles signals."""
         yield
 
 
 def make_server(
     app: EdgeApp, settings: EdgeSettings, sockets: Sequence[socket.socket]
 ) -> EdgeServer:
-    """A server for ``app`` on bound ``sockets``; run it with ``await server.serve()``."""
+    """Return a server for ``app`` on bound ``sockets``; run it with ``await server.serve()``."""
     config = uvicorn.Config(
         app,
         http=protocol_class(settings, app),

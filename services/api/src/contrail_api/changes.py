@@ -45,7 +45,7 @@ _RETRIES: Final = 4
 
 
 def merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """``target`` with ``patch`` laid over it: null removes a member, objects merge member-wise."""
+    """Apply ``patch`` to ``target``: null removes a member, objects are merged member by member."""
     result = dict(target)
     for name, value in patch.items():
         if value is None:
@@ -59,13 +59,13 @@ def merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
 
 
 def as_document(shown: msgspec.Struct) -> dict[str, Any]:
-    """A configuration as the JSON object that its reader saw."""
+    """Return a configuration as the JSON object in answers."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(shown))
     return document
 
 
 async def unless_overtaken(read_and_write: Callable[[], Awaitable[_T]]) -> _T:
-    """The result of ``read_and_write``, tried again while others write between its two halves."""
+    """Return the result of ``read_and_write``; repeat it if another change came in between."""
     for _ in range(_RETRIES):
         try:
             return await read_and_write()
@@ -76,11 +76,11 @@ async def unless_overtaken(read_and_write: Callable[[], Awaitable[_T]]) -> _T:
 
 
 _SHOWN_CHARS_MAX: Final = 200
-"""A list of subjects may be as long as a request; the reader knows it by its beginning."""
+"""Longer values, such as lists of subjects, are cut."""
 
 
 def exists_otherwise(error: ApiError, existing: msgspec.Struct, wanted: msgspec.Struct) -> ApiError:
-    """The refusal `error` with an entry for each field in which two shown configurations differ."""
+    """Return ``error`` with an entry for each field in which two configurations differ."""
     fields = [
         FieldProblem(f"/{name}", f"is {_shown(getattr(existing, name))}, not {_shown(asked)}")
         for name, asked in msgspec.structs.asdict(wanted).items()

@@ -46,9 +46,9 @@ def _without_default(schema: dict[str, Any]) -> None:
 
 
 Unavailable = Annotated[_T, Field(json_schema_extra=schema_marks.UNAVAILABLE)]
-"""A field of JetStream's that may only stand at its default here; the document leaves it out."""
+"""A JetStream field that only accepts its default so far. Left out of the document."""
 Name = Annotated[str, Field(json_schema_extra=_without_default)]
-"""A name that is empty when it is omitted, but must not be empty when it is given."""
+"""A name. It is empty if omitted, but must not be empty if given."""
 Flag = Annotated[bool, BeforeValidator(_flag)]
 """A query parameter that means true when it has no value, as in all other queries."""
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
@@ -57,7 +57,10 @@ DurationNs = Annotated[
     BeforeValidator(_duration_ns),
     WithJsonSchema({"type": "string", **schema_marks.DURATION}),
 ]
-"""Integers are nanoseconds; the document shows strings alone, which every client can write."""
+"""A duration.
+
+Integers are nanoseconds; the document only shows strings, which all clients can send.
+"""
 TimeNs = Annotated[
     int, BeforeValidator(_time_ns), WithJsonSchema({"type": "string", **schema_marks.TIME})
 ]
@@ -65,7 +68,7 @@ Metadata = dict[str, str]
 
 
 def unavailable_fields(model: type[BaseModel]) -> tuple[str, ...]:
-    """The names of the fields that may only stand at their default."""
+    """Return the names of the fields that only accept their default."""
     return tuple(
         name
         for name, field in model.model_fields.items()
@@ -85,7 +88,7 @@ Patch = Annotated[
 
 
 def stands_at_default(body: BaseModel, name: str) -> bool:
-    """Whether a field means the same as when it is omitted."""
+    """Return True if a field means the same as when it is omitted."""
     value = getattr(body, name)
     if isinstance(value, BaseModel):
         return all(stands_at_default(value, inner) for inner in type(value).model_fields)
@@ -95,6 +98,6 @@ def stands_at_default(body: BaseModel, name: str) -> bool:
 
 
 def unavailable(spec: errors.ErrorSpec, name: str) -> ApiError:
-    """The refusal of a feature that this version does not have."""
+    """Return the error for a feature that this version does not have."""
     message = "not available in this version; only the default value is accepted"
     return ApiError(spec, f"{name}: {message}", [FieldProblem(f"/{name}", message)], applied=False)

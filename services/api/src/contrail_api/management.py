@@ -1,4 +1,4 @@
-"""The api's management routes, imported when they are needed: they bring FastAPI and pydantic."""
+"""The management routes. Imported when they are needed, because they import FastAPI."""
 
 from fastapi import APIRouter
 
@@ -11,7 +11,7 @@ from contrail_link.contract import StorageLink
 
 
 def management(link: StorageLink, settings: EdgeSettings) -> APIRouter:
-    """Streams, consumers and erasures, over a storage link."""
+    """Return the routes of streams, consumers and erasures."""
     router = management_router()
     StreamRoutes(link, settings).add_to(router)
     ConsumerRoutes(link).add_to(router)

@@ -1,4 +1,4 @@
-"""What a server process asks of the C library's allocator.
+"""Settings of the C library's allocator for server processes.
 
 A replay takes and frees some MiB of blocks a thousand times a second. By default glibc gives memory
 at the end of its heap back as soon as 128 KiB are free there, and takes it again page by page, each
@@ -15,17 +15,17 @@ _MMAP_THRESHOLD: Final = -3
 """Parameters of mallopt(3)."""
 
 KEPT_BYTES: Final = 32 << 20
-"""Free memory at the end of a heap that is not given back."""
+"""Free memory at the end of a heap that is not returned to the kernel."""
 MAPPED_FROM_BYTES: Final = 8 << 20
-"""What is larger, tables of many subjects for one, is given back as soon as it is free."""
+"""Larger blocks, such as tables of many subjects, are returned as soon as they are free."""
 
 _OWN_WORDS: Final = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Have freed memory kept for what comes next; False where that was not done.
+    """Keep freed memory for later allocations; return False if that was not possible.
 
-    An operator's own settings stand, and other C libraries have no such parameters.
+    An operator's own settings take precedence, and other C libraries lack these parameters.
     """
     if any(name in environment for name in _OWN_WORDS):
         return False

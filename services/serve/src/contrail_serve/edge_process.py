@@ -1,7 +1,7 @@
 """The processes without data: ``contrail api`` and ``contrail gateway``.
 
-Each serves its own routes over the link to storage, and every other public path by asking a process
-of the other kind.
+Each serves its own routes over the link to storage, and forwards all other public paths to a
+process of the other kind.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ _GATEWAY: Final = _Kind("gateway", contrail_gateway.edge_module, contrail_api.ed
 
 
 async def serve_api(settings: EdgeProcessSettings) -> bool:
-    """An api; always True: storage and peers may come and go meanwhile."""
+    """Run an api; always return True, because storage and peers may stop and start meanwhile."""
     return await _serve(settings, _API)
 
 
 async def serve_gateway(settings: EdgeProcessSettings) -> bool:
-    """A gateway, likewise."""
+    """Run a gateway; always return True, as :func:`serve_api`."""
     return await _serve(settings, _GATEWAY)
 
 

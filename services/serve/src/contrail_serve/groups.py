@@ -10,7 +10,7 @@ from contrail_storage.wal.node_log import NodeLog
 
 
 class SingleMemberGroups:
-    """Makes groups that have this node as their only member."""
+    """Creates groups with this node as their only member."""
 
     refusals: tuple[type[Exception], ...] = (NotLeaderError,)
     busy: tuple[type[Exception], ...] = (GroupBusyError,)
@@ -29,7 +29,7 @@ class SingleMemberGroups:
         on_role: Callable[[bool], None],
         on_lost: Callable[[list[object]], None],
     ) -> Group:
-        """A group of one over ``log``, applied up to ``applied_index``."""
+        """Return a group with one member over ``log``, applied up to ``applied_index``."""
         return RaftGroup(
             group_id=group_id,
             node_id=node_id,

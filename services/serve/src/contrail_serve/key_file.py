@@ -15,16 +15,16 @@ _log: Final = structlog.get_logger("contrail.serve")
 
 
 def warn_if_open(path: Path) -> None:
-    """Log a warning when every user of the machine can read the keys."""
+    """Log a warning if every user of the machine can read the keys."""
     with suppress(OSError):
         if path.stat().st_mode & stat.S_IROTH:
             _log.warning("encryption_key_file_open_to_all", path=str(path))
 
 
 async def follow_key_file(node: StorageNode, path: Path | None, hung_up: asyncio.Event) -> None:
-    """Go over to the first key of the file whenever ``hung_up`` is set; until cancelled.
+    """Switch to the first key of the file whenever ``hung_up`` is set, until cancelled.
 
-    A file that cannot be used is logged and changes nothing. Without a file there is nothing to do.
+    A file that cannot be used is logged and changes nothing. Returns at once if there is no file.
     """
     while path is not None:
         await hung_up.wait()

@@ -15,10 +15,10 @@ from contrail_link.request_context import current_context
 def configure_logs(level: str, style: str, **process: str) -> None:
     """Set up structlog; ``style`` is ``json``, ``text`` or ``auto`` (text on a terminal).
 
-    ``process`` (its service, its node) stands in every JSON line; on a terminal it is known.
+    Every JSON line has the fields of ``process`` (service and node); text lines do not.
     """
     text = style == "text" or (style == "auto" and sys.stderr.isatty())
-    # Plain tracebacks: the others show local variables, which may be long, or secret.
+    # Plain tracebacks, because others show local variables, which may be long or secret.
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
         if text
@@ -49,7 +49,7 @@ def configure_logs(level: str, style: str, **process: str) -> None:
 
 
 def _take_over(shared: list[Processor], rendering: list[Processor], level: int) -> None:
-    """Write what libraries log, and warnings and lost errors of tasks, as our own lines are."""
+    """Format log lines of libraries, warnings, and errors of tasks like our own lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -26,9 +26,9 @@ EXIT_SETTINGS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A server command: its settings, and the coroutine function (in a module) that serves.
+    """A server command: its settings, and the module and coroutine function that serve.
 
-    The module is imported when it is asked for: an edge process has no use for a storage node.
+    The module is imported when it is needed: an edge process does not need the storage node.
     """
 
     settings: Callable[[Mapping[str, Any]], ProcessSettings]
@@ -47,9 +47,9 @@ SERVICES: Final[Mapping[str, Service]] = {
 
 
 def main(values: Mapping[str, Any], service: str = "serve") -> int:
-    """Run ``service`` until SIGTERM or SIGINT; answers the exit status.
+    """Run ``service`` until SIGTERM or SIGINT; return the exit status.
 
-    0 is a clean end, 1 a failure, 2 a bad setting.
+    0 means a clean end, 1 a failure, 2 an invalid setting.
     """
     chosen = SERVICES[service]
     try:

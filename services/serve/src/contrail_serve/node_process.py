@@ -67,7 +67,7 @@ async def serve(settings: ServeSettings) -> bool:
 
 
 async def serve_storage(settings: StorageSettings) -> bool:
-    """A storage node on the service link, with probes over HTTP; False as for :func:`serve`."""
+    """Run a storage node on the service link, with probes over HTTP; return as :func:`serve`."""
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     link_listener = listen(settings.host, settings.link_port)
@@ -94,12 +94,12 @@ async def serve_storage(settings: StorageSettings) -> bool:
 
 
 class _ServedLink(LocalLink):
-    """The node, and what its server on the link counts."""
+    """A link to the node that also shows the metrics of its link server."""
 
     server: LinkServer
 
     def metrics_text(self) -> str:
-        """The metrics of both."""
+        """Return the metrics of the node and of the link server."""
         return super().metrics_text() + self.server.metrics_text()
 
 
@@ -107,7 +107,10 @@ class _ServedLink(LocalLink):
 async def _running_node(
     settings: NodeSettings, stopping: asyncio.Event
 ) -> AsyncIterator[StorageNode]:
-    """A started node; StoppedEarlyError where ``stopping`` is set before it has started."""
+    """Yield a started node.
+
+    Raise StoppedEarlyError if ``stopping`` is set before it has started.
+    """
     keys, file = settings.encryption_keys, settings.encryption_key_file
     hung_up = asyncio.Event()
     if file is not None:
@@ -156,7 +159,7 @@ def _went_well(node: StorageNode) -> bool:
 
 
 def _check_ack_key(settings: ServeSettings) -> None:
-    """Refuse the start where the key is damaged: tokens that are out would be refused."""
+    """Refuse to start if the key is damaged, because tokens in use would become invalid."""
     if settings.accept_data_loss:
         return
     try:
@@ -168,9 +171,9 @@ def _check_ack_key(settings: ServeSettings) -> None:
 
 
 def _kept_ack_key(settings: ServeSettings) -> bytes:
-    """Return the key that signs ack tokens; the first start makes it and keeps it in the folder.
+    """Return the key that signs ack tokens. It is created at the first start, beside the data.
 
-    If it cannot be written, this process alone knows it: tokens given out do not outlive a restart.
+    If it cannot be written, only this process has it: its tokens become invalid at a restart.
     """
     path = settings.data_dir / "ack.key"
     files = Files()

@@ -16,7 +16,7 @@ DEFAULT_PATH: Final = Path("openapi/openapi.json")
 
 
 def document_text() -> str:
-    """The OpenAPI document of the public interface, as it is kept in the repository."""
+    """Return the OpenAPI document of the public interface in the form of the repository."""
     settings = EdgeSettings(ack_keys=(bytes(32),))
     # Routes only hold the link; none is called here.
     link = cast(StorageLink, object())
@@ -29,7 +29,7 @@ def document_text() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document; with ``--check`` compare it instead, answering 1 when it differs."""
+    """Write the document; with ``--check`` compare it, and return 1 if it differs."""
     check = "--check" in arguments
     paths = [Path(one) for one in arguments if one != "--check"]
     path = paths[0] if paths else DEFAULT_PATH

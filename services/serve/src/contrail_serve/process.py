@@ -1,4 +1,4 @@
-"""What all server processes do alike: sockets, ready line, signals, the HTTP server's life."""
+"""Parts that all server processes share: sockets, ready line, signals, the HTTP server."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from contrail_serve.settings import ProcessSettings
 
 LINK_LABEL: Final = "service link"
 ACK_LABEL: Final = "ack tokens"
-"""What keys are derived from the cluster secret for."""
+"""Purposes for which keys are derived from the cluster secret."""
 
 _BACKLOG: Final = 2_048
 _log: Final = structlog.get_logger("contrail.serve")
@@ -30,11 +30,11 @@ class StartError(Exception):
 
 
 class StoppedEarlyError(Exception):
-    """The process was asked to stop while it started, and has let go of everything."""
+    """The process was told to stop while it started, and has released all resources."""
 
 
 def stop_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT."""
+    """Return an event that SIGTERM and SIGINT set."""
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
@@ -42,14 +42,14 @@ def stop_signal() -> asyncio.Event:
 
 
 def hangup_signal() -> asyncio.Event:
-    """Set by SIGHUP."""
+    """Return an event that SIGHUP sets."""
     hung_up = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
     return hung_up
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts connections."""
+    """Return a socket that accepts connections."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,13 +64,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def authority(listener: socket.socket) -> str:
-    """``host:port`` of a bound socket."""
+    """Return ``host:port`` of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def edge_settings(settings: ProcessSettings, ack_key: bytes) -> EdgeSettings:
-    """How a process with these settings serves HTTP."""
+    """Return the settings of the HTTP edge for a process with these settings."""
     return EdgeSettings(
         ack_keys=(ack_key,),
         node=settings.node,
@@ -93,10 +93,10 @@ async def serve_http(
     leaving: Callable[[], None] = lambda: None,
     **announced: Any,
 ) -> None:
-    """Serve ``app``, announce it, and end in good order once ``until`` is done.
+    """Serve ``app``, write the ready line, and stop cleanly when ``until`` is done.
 
-    ``service`` is the command's name. ``leaving`` is called first then; ``announced`` goes into the
-    ready line.
+    ``service`` is the command's name. ``leaving`` is called before the server stops. ``announced``
+    goes into the ready line.
     """
     metrics = ProcessMetrics(service, edge.node)
     app.metrics.add(metrics)

@@ -1,4 +1,4 @@
-"""What a server process shows of itself: its version, memory and CPU, how late its loop runs."""
+"""Metrics of a server process: version, memory, CPU, and lateness of the event loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _LOOK_S: Final = 0.5
 
 
 class ProcessMetrics(Collector):
-    """Counts from :meth:`watch` on, and shows what the system knows of the process."""
+    """Measures the event loop while :meth:`watch` runs, and shows the system's figures."""
 
     def __init__(self, service: str, node: str) -> None:
         self._labels = {"version": __version__, "service": service, "node": node}
@@ -23,7 +23,7 @@ class ProcessMetrics(Collector):
         self._lateness = Timings()
 
     async def watch(self) -> None:
-        """Measure for ever how much later than asked for the event loop wakes."""
+        """Measure how late the event loop runs its timers, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LOOK_S
@@ -31,7 +31,7 @@ class ProcessMetrics(Collector):
             self._lateness.add(max(loop.time() - due, 0.0))
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, as the registry asks for them."""
+        """Yield the metrics; called by the registry."""
         build = GaugeMetricFamily(
             "contrail_build_info",
             "Information about the process in labels; always 1.",

@@ -1,4 +1,4 @@
-"""Answers that pages of other origins may read (the CORS protocol of the Fetch standard)."""
+"""Access for pages of other origins (the CORS protocol of the Fetch standard)."""
 
 import re
 from collections.abc import Iterable
@@ -31,9 +31,9 @@ _EXPOSED_PREFIXES: Final = (b"contrail-", b"msg-header-", b"nats-")
 
 
 class Cors:
-    """What is added to answers, so that pages of the listed origins may read them.
+    """The headers of answers that allow pages of the listed origins to read them.
 
-    Credentials of the browser are never asked for: a page sends the token itself.
+    The browser's credentials are never used: a page sends the token itself.
     """
 
     def __init__(self, origins: frozenset[str]) -> None:
@@ -42,7 +42,7 @@ class Cors:
         """False if no origin is listed; answers need no additional headers then."""
 
     def headers(self, origin: bytes | None, names: Iterable[bytes]) -> list[Header]:
-        """Headers for an answer with headers of these ``names`` to a request of ``origin``.
+        """Return headers for an answer to ``origin`` that has headers of these ``names``.
 
         Called only if ``enabled``. The names to expose are listed one by one: there are no
         wildcards for prefixes.
@@ -59,7 +59,7 @@ class Cors:
         return added
 
     def preflight(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer to the question whether a page may send a request; None for another one."""
+        """Return the answer to a preflight request of a listed origin; None for other requests."""
         asked = b"access-control-request-method" in headers
         if method != "OPTIONS" or not asked or not self._allows(headers.get(b"origin")):
             return None

@@ -1,4 +1,4 @@
-"""Refusals on the wire: ``application/problem+json`` (RFC 9457), built from the error registry."""
+"""Errors as ``application/problem+json`` (RFC 9457), built from the error registry."""
 
 import functools
 
@@ -14,9 +14,9 @@ PROBLEM_TYPE = "application/problem+json"
 READING_METHODS = frozenset({"GET", "HEAD"})
 _RETRY_AFTER_S = 1
 FIELD_ERRORS_MAX = 100
-"""Bad fields that a problem names."""
+"""Maximum number of invalid fields that a problem names."""
 REFUSALS_TOLD_MAX = 1_000
-"""Refused messages of one batch whose problems say more than their kind."""
+"""Refused messages of one batch whose problems have details; further ones only name the error."""
 _POINTER_CHARS_MAX = 256
 _TEXT_CHARS_MAX = 1024
 
@@ -58,7 +58,7 @@ class Problem(msgspec.Struct, kw_only=True):
 
 
 def problem(error: ApiError) -> Problem:
-    """The problem object of ``error``, as it stands in the results of a batch."""
+    """Return the problem of ``error``, in the form of batch results."""
     spec = error.spec
     return Problem(
         type=f"urn:contrail:error:{spec.name}",
@@ -77,13 +77,13 @@ def problem(error: ApiError) -> Problem:
 
 
 def _cut(text: str, most: int) -> str:
-    """``text``, which may repeat what the caller sent, at no more than ``most`` characters."""
+    """Return at most ``most`` characters of ``text``, which may contain input of the caller."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 @functools.lru_cache(maxsize=1024)
 def result_problem(code: int, detail: str) -> Problem:
-    """The problem of one result of a batch, from the registry code that storage answered."""
+    """Return the problem of one batch result, from the error code that storage returned."""
     return problem(errors.from_code(code, detail))
 
 
@@ -105,14 +105,14 @@ class BatchResult(msgspec.Struct, gc=False):
 
 
 class Problems:
-    """The problems of one batch: those beyond ``REFUSALS_TOLD_MAX`` just say which kind it is."""
+    """The problems of one batch. Those after ``REFUSALS_TOLD_MAX`` only name the error."""
 
     def __init__(self) -> None:
         self._told = 0
         self._kinds: dict[tuple[int, bool | None], Problem] = {}
 
     def of(self, refused: ApiError | PubResult) -> Problem:
-        """The problem of one more message; the same object for all of a kind in the end."""
+        """Return the problem of the next refused message. Problems without details are shared."""
         self._told += 1
         if self._told <= REFUSALS_TOLD_MAX:
             return _problem_of(refused)
@@ -141,7 +141,7 @@ def problem_body(
     request_id: str | msgspec.UnsetType = msgspec.UNSET,
     reads: bool = False,
 ) -> bytes:
-    """The JSON document that answers a refused request; one that ``reads`` never had an effect."""
+    """Return the JSON document of a refusal. Requests that only read (``reads``) have no effect."""
     answer = problem(error)
     if reads:
         answer.applied = False
@@ -151,7 +151,7 @@ def problem_body(
 
 
 def problem_headers(error: ApiError) -> list[Header]:
-    """The headers that belong to a refusal besides its body's own."""
+    """Return the headers of a refusal, except those of its body."""
     headers: list[Header] = []
     if error.spec.status in (429, 503):
         seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
@@ -166,7 +166,7 @@ def problem_headers(error: ApiError) -> list[Header]:
 
 
 def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ()) -> Response:
-    """The answer to a refused request; ``headers`` are added to those every refusal has."""
+    """Return the answer to a refused request, with additional ``headers``."""
     body = problem_body(
         error,
         instance=request.raw_path.decode("latin-1"),
@@ -178,5 +178,5 @@ def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ())
 
 
 def invalid_field(pointer: str, message: str, spec: ErrorSpec = errors.INVALID_FIELD) -> ApiError:
-    """The refusal of one field or parameter."""
+    """Return the error for one field or parameter."""
     return ApiError(spec, f"{pointer}: {message}", fields=[errors.FieldProblem(pointer, message)])

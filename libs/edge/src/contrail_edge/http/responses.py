@@ -1,4 +1,4 @@
-"""Answers of the kit: a whole body at once, or a stream of chunks."""
+"""Answers: a complete body, or a stream of chunks."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 @dataclass(slots=True)
 class Response:
-    """An answer that is complete; a ``content_type`` of None is an answer without a body."""
+    """A complete answer. It has no body if ``content_type`` is None."""
 
     status: int
     body: bytes = b""
@@ -36,9 +36,9 @@ class Response:
 
 @dataclass(slots=True)
 class StreamResponse:
-    """An answer whose body is sent as it is made; no chunk may be empty.
+    """An answer whose body is sent while it is produced. No chunk may be empty.
 
-    When ``chunks`` raises, the body is cut without its end mark, so that the reader can tell.
+    If ``chunks`` raises, the body ends without its end mark, so that the reader notices.
     """
 
     status: int
@@ -55,10 +55,10 @@ Answer = Response | StreamResponse
 
 
 def json_response(status: int, value: Any, headers: list[Header] | None = None) -> Response:
-    """``value`` (anything that msgspec encodes) as a JSON answer."""
+    """Return a JSON answer with ``value``, which msgspec encodes."""
     return Response(status, _encoder.encode(value), JSON, headers or [])
 
 
 def no_content(headers: list[Header] | None = None) -> Response:
-    """204: done, or nothing there."""
+    """Return an answer with status 204."""
     return Response(204, headers=headers or [])

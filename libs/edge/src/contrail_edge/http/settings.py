@@ -1,4 +1,4 @@
-"""Settings of the public HTTP edge: who may call, and every bound that keeps memory finite."""
+"""Settings of the public HTTP edge: permitted callers, and the limits on memory and time."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,17 +12,18 @@ LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 class EdgeSettings:
     """How an edge process serves; sizes in bytes, times in seconds.
 
-    ``ack_keys`` sign ack tokens: the first signs, all verify, so a key is rotated by putting the
-    new one in front. ``token`` is the bootstrap bearer token; without it the server must be bound
-    to loopback. ``allowed_hosts`` are names without port; ``allowed_origins`` full origins beyond
-    those on allowed hosts. ``fast_lane`` off serves everything through the FastAPI routes.
-    ``access_log`` writes a line for each request.
+    The first of ``ack_keys`` signs ack tokens, and all verify them. To rotate keys, put the new one
+    first. ``token`` is the bootstrap bearer token; without it the server must be bound to loopback.
+    ``allowed_hosts`` are names without a port. ``allowed_origins`` are full origins, in addition to
+    those on allowed hosts. If ``fast_lane`` is off, FastAPI serves all routes. ``access_log``
+    writes a line for each request.
 
-    ``unread_bytes_max`` is that of one socket, ``unread_bytes_of_all_max`` of all connections
-    together. ``unproven_frame_bytes_max`` bounds a message of a socket that is to send its token.
+    ``unread_bytes_max`` applies to one socket, ``unread_bytes_of_all_max`` to all connections
+    together. ``unproven_frame_bytes_max`` applies to messages of a socket before it has sent its
+    token.
 
-    A body may take as long as it likes while no ``body_idle_s`` pass without a byte of it, and
-    each ``body_window_s`` bring it to its end or at least ``body_window_bytes_min`` further.
+    A body may take any time if a byte of it arrives at least every ``body_idle_s``, and if at least
+    ``body_window_bytes_min`` bytes, or its end, arrive in each ``body_window_s``.
     """
 
     ack_keys: tuple[bytes, ...]

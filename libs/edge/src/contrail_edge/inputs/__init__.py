@@ -1,1 +1,1 @@
-"""What requests say, checked: paths, queries, headers, JSON bodies and messages."""
+"""Parsing and checking requests: paths, queries, headers, JSON bodies and messages."""

@@ -21,28 +21,30 @@ from contrail_edge.inputs.message_items import (
 from contrail_edge.inputs.packed_steps import PackedParts
 
 PLAIN_BYTES: Final = 256 << 10
-"""Up to here any JSON is decoded at once."""
+"""JSON up to this size is decoded in one step."""
 PACKED_PLAIN_BYTES: Final = 64 << 10
-"""Up to here any msgpack is."""
+"""Msgpack up to this size is decoded in one step."""
 _PLAIN_TEXT_BYTES: Final = 1 << 20
 _PLAIN_VALUES: Final = 4096
-"""Longer JSON of so few values, up to ``_PLAIN_TEXT_BYTES``, is mostly text: that is quick."""
+"""Longer JSON with at most this many values, up to ``_PLAIN_TEXT_BYTES``, is decoded quickly too:
+it is mostly text.
+"""
 _HEADERS_TEXT_MAX: Final = 6 * HEADER_BYTES_MAX
-"""The longest JSON of headers that are not too large: each character may be an escape."""
+"""Longest JSON of valid headers. Each character may be an escape of 6 bytes."""
 _HEADERS_PACKED_MAX: Final = 4 * HEADER_BYTES_MAX
 _ITEM_LEVEL: Final = 2
 _FIELDS_MAX: Final = 16
-"""More fields than any message has."""
+"""Limit for the fields of a message; valid ones have fewer."""
 
 Part = tuple[Item, bytes] | ApiError
-"""A message as it was asked for with its payload; or why it alone is refused."""
+"""A requested message and its payload, or the error that refuses only this message."""
 
 _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _HEADERS_KEY: Final = msgspec.msgpack.encode("headers")
 
 
 def is_plain(text: bytes) -> bool:
-    """Whether JSON is decoded in a few milliseconds, whatever it is."""
+    """Return True if decoding ``text`` takes a few milliseconds at most, whatever it contains."""
     if len(text) <= PLAIN_BYTES:
         return True
     if len(text) > _PLAIN_TEXT_BYTES:
@@ -51,15 +53,16 @@ def is_plain(text: bytes) -> bool:
 
 
 def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int) -> Steps[Part]:
-    """The message at the pointer ``at``, in a text that nests no deeper than it may.
+    """Read the message at the pointer ``at``, whose text is not nested too deeply.
 
-    What is much too large is refused before it is made, or known to be JSON.
+    Headers and payloads that are much too large are refused before they are decoded, even if they
+    are not valid JSON.
     """
     if is_plain(raw):
         item = decode_part(decoder, raw, at)
         return item, payload_of(item, at, NESTING_MAX)
     found = yield from outline(raw, _ITEM_LEVEL)
-    decode_part(decoder, found.skeleton, at)  # what is wrong with the other fields
+    decode_part(decoder, found.skeleton, at)  # reports errors in the other fields
     yield
     given = decode_part(_fields, found.skeleton, at)
     nested = [name for name, value in given.items() if bytes(memoryview(value)[:1]) in b"[{"]
@@ -85,13 +88,13 @@ def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int
 
 
 def given_item(item: Item, at: str, nesting: int) -> Steps[Part]:
-    """A message at the pointer ``at`` that was read; its JSON value nests at most ``nesting``."""
+    """Return a decoded message; its JSON value may have at most ``nesting`` levels."""
     yield
     return item, payload_of(item, at, nesting)
 
 
 def packed_item(decoder: Decoder[Any], raw: bytes, at: str) -> Steps[Part]:
-    """The message in msgpack at the pointer ``at``, a map or an array."""
+    """Read the msgpack message at the pointer ``at``, a map or an array."""
     if len(raw) > PACKED_PLAIN_BYTES:
         headers = yield from _packed_headers(raw)
         if headers is not None and packed_headers_too_large(raw[slice(*headers)]):
@@ -102,13 +105,13 @@ def packed_item(decoder: Decoder[Any], raw: bytes, at: str) -> Steps[Part]:
 
 
 def packed_headers_too_large(raw: bytes) -> bool:
-    """Whether headers in msgpack are beyond what a message may have, without making them."""
+    """Return True if headers in msgpack are certainly too large, without decoding them."""
     names = PackedParts(raw).map(0)
     return len(raw) > _HEADERS_PACKED_MAX or (names is not None and names[0] > HEADERS_MAX)
 
 
 def _packed_headers(raw: bytes) -> Steps[tuple[int, int] | None]:
-    """Where the headers of a message are."""
+    """Return the span of the headers in a message, or None if it has none."""
     parts = PackedParts(raw)
     fields = parts.array(0)
     if fields is not None:
@@ -127,7 +130,7 @@ def _packed_headers(raw: bytes) -> Steps[tuple[int, int] | None]:
 
 
 def candidates(parts: Iterable[Steps[Part]], payload_bytes_max: int) -> Steps[list[Candidate]]:
-    """What becomes of each of the messages of a batch; ApiError where one refuses them all."""
+    """Check each message of a batch; raise ApiError for an error that refuses the whole batch."""
     found: list[Candidate] = []
     for part in parts:
         read = yield from part

@@ -12,12 +12,12 @@ from contrail_edge.http.steps import at_once
 from contrail_edge.inputs.json_steps import NESTING_MAX, nesting_in_steps
 
 VALUES_MAX: Final = 4096
-"""Values in the body of a management request; a configuration has far fewer.
+"""Maximum number of values in the body of a management request; a configuration has far fewer.
 
-Each may become an error, which takes a hundred times as long as to read it.
+Each value may cause an error, and reporting it takes a hundred times as long as reading the value.
 """
 _LOOKED_THROUGH_BYTES: Final = 1 << 20
-"""Up to here a body of the wrong shape is read again, to tell whether it is JSON at all."""
+"""A body of the wrong shape is read again up to this size, to find out if it is JSON at all."""
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -35,14 +35,14 @@ class Decoder(Protocol[_T_co]):
     """A msgspec decoder, JSON or msgpack."""
 
     def decode(self, buf: bytes, /) -> _T_co:
-        """The decoded value."""
+        """Return the decoded value."""
         ...
 
 
 def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
     """Refuse JSON that nests arrays and objects deeper than ``limit`` (MALFORMED_BODY).
 
-    Whether ``text`` is JSON at all is left to the decoder.
+    Only the decoder checks that ``text`` is JSON.
     """
     if text.count(b"[") + text.count(b"{") > limit:
         at_once(nesting_in_steps(text, limit))
@@ -62,7 +62,7 @@ def check_values(text: bytes, limit: int) -> None:
 
 
 def decode_untyped(body: bytes, values_max: int | None = None) -> Any:
-    """The value of a JSON body within the bounds; MALFORMED_BODY and BODY_TOO_LARGE otherwise."""
+    """Decode a JSON body; raise MALFORMED_BODY, or BODY_TOO_LARGE above ``values_max`` values."""
     check_nesting(body)
     if values_max is not None:
         check_values(body, values_max)
@@ -73,25 +73,25 @@ def decode_untyped(body: bytes, values_max: int | None = None) -> Any:
 
 
 def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
-    """A JSON body as the decoder's type.
+    """Decode a JSON body.
 
-    Raises MALFORMED_BODY for what is not JSON or nests too deep, and INVALID_FIELD with a JSON
-    Pointer for JSON of another shape.
+    Raises MALFORMED_BODY if it is not JSON or nested too deeply, and INVALID_FIELD with a JSON
+    Pointer if it has another shape than the decoder's type.
     """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         if len(body) <= _LOOKED_THROUGH_BYTES:
-            decode_untyped(body)  # the wrong shape was met first, but is the rest JSON at all?
+            decode_untyped(body)  # raises MALFORMED_BODY if the rest is not JSON
         raise mistyped(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from None
 
 
 def decode_part(decoder: Decoder[_T_co], part: bytes, at: str) -> _T_co:
-    """A part of a body, JSON or msgpack, as the decoder's type; ``at`` points to it.
+    """Decode a part of a body, JSON or msgpack; ``at`` is its JSON Pointer.
 
-    Raises as :func:`decode_json`, but looks no further than to what is wrong first.
+    Raises the errors of :func:`decode_json`, but only looks at the part up to the first error.
     """
     try:
         return decoder.decode(part)
@@ -102,12 +102,12 @@ def decode_part(decoder: Decoder[_T_co], part: bytes, at: str) -> _T_co:
 
 
 def malformed(error: Exception) -> ApiError:
-    """The refusal of a body that is not what its Content-Type says."""
+    """Return the error for a body that does not have the format of its Content-Type."""
     return ApiError(errors.MALFORMED_BODY, str(error))
 
 
 def mistyped(error: msgspec.ValidationError, at: str = "") -> ApiError:
-    """The refusal of a value of the wrong shape, with its place as a JSON Pointer below ``at``."""
+    """Return the error for a value of the wrong shape; its JSON Pointer begins with ``at``."""
     found = _PATH.match(str(error))
     assert found is not None
     message = found["message"]
@@ -123,9 +123,9 @@ def mistyped(error: msgspec.ValidationError, at: str = "") -> ApiError:
 
 
 def json_pointer(path: str) -> str:
-    """The JSON Pointer (RFC 6901) of a msgspec path such as ``$.messages[3].data``.
+    """Return the JSON Pointer (RFC 6901) of a msgspec path such as ``$.messages[3].data``.
 
-    A key of a mapping is not named by msgspec; the pointer then ends at the mapping.
+    A msgspec path does not contain the keys of mappings. The pointer then ends at the mapping.
     """
     pointer = ""
     for step in _PATH_STEP.finditer(path.partition("[...]")[0]):
@@ -134,5 +134,5 @@ def json_pointer(path: str) -> str:
 
 
 def escape_pointer(token: str) -> str:
-    """``token`` as one reference token of a JSON Pointer."""
+    """Return ``token`` as one reference token of a JSON Pointer."""
     return token.replace("~", "~0").replace("/", "~1")

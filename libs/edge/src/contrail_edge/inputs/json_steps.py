@@ -1,7 +1,7 @@
-"""Large JSON in slices: how deep it nests, where its parts are, and without its blanks.
+"""Large JSON in slices: its nesting, the positions of its parts, and removing its white space.
 
-What a slice costs does not depend on what it holds. Nothing here checks that the text is JSON: that
-is left to the decoder, which sees every byte of a text but the commas between its parts.
+The time for a slice does not depend on its contents. Nothing here checks that the text is JSON. The
+decoder does that, and sees every byte of a text except the commas between its parts.
 """
 
 import codecs
@@ -18,10 +18,10 @@ from contrail_edge.http.steps import Steps
 
 NESTING_MAX: Final = 64
 CONTAINERS_MAX: Final = 64
-"""Arrays and objects of the level that is looked for; no message has a tenth of them."""
+"""Maximum number of arrays and objects on the wanted level; messages have less than a tenth."""
 
 _SLICE_BYTES: Final = 128 << 10
-"""What is looked through in a few milliseconds, whatever it holds."""
+"""Size of a slice, which takes a few milliseconds at most."""
 _QUOTE: Final = ord('"')
 _COMMA: Final = ord(",")
 
@@ -41,7 +41,7 @@ _IS_BLANK: Final = _table({b" \t\r\n": 1}).astype(np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """The brackets and commas of a slice: where they are, which, and how deep behind each."""
+    """The brackets and commas of a slice: positions, characters, and the depth after each."""
 
     positions: NDArray[np.int64]
     chars: NDArray[np.uint8]
@@ -52,9 +52,9 @@ class _Structure:
 class Outline:
     """A text in parts.
 
-    ``skeleton`` is the text with nothing inside its arrays and objects of one level. ``inner`` has
-    for each of these the spans (first byte, byte behind the last) of what its commas part, in order
-    and with blanks.
+    ``skeleton`` is the text without the contents of its arrays and objects on one level. For each
+    of these, ``inner`` has the spans (first byte, byte after the last) of its elements, in order
+    and with white space.
     """
 
     skeleton: bytes
@@ -62,11 +62,11 @@ class Outline:
 
 
 def _slices(text: bytes) -> Iterator[tuple[int, bytes, NDArray[np.uint8]]]:
-    """Where each slice begins, its bytes, and the same without escaped quotes."""
+    """Yield the position of each slice, its bytes, and the same without escaped quotes."""
     start = 0
     while start < len(text):
         part = text[start : start + _SLICE_BYTES]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # an escape goes on behind the slice
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the slice would end inside an escape
             part = text[start : start + _SLICE_BYTES + 1]
         plain = part
         if b"\\" in part:
@@ -76,7 +76,7 @@ def _slices(text: bytes) -> Iterator[tuple[int, bytes, NDArray[np.uint8]]]:
 
 
 def _structure(text: bytes, limit: int) -> Iterator[_Structure]:
-    """Slice by slice; MALFORMED_BODY at the first that nests deeper than ``limit``."""
+    """Yield the structure of each slice; raise MALFORMED_BODY if it is deeper than ``limit``."""
     depth, in_string = 0, False
     for start, _, plain in _slices(text):
         positions = np.flatnonzero(_IS_STRUCTURE[plain])
@@ -100,7 +100,7 @@ def nesting_in_steps(text: bytes, limit: int = NESTING_MAX) -> Steps[None]:
 
 
 def count_values(text: bytes) -> Steps[int]:
-    """Arrays, objects and commas: never fewer than the values of which they hold more than one."""
+    """Count arrays, objects and commas; there is at most one value more."""
     count = 0
     for found in _structure(text, NESTING_MAX):
         count += int(np.count_nonzero(_STEP[found.chars] >= 0))
@@ -109,10 +109,10 @@ def count_values(text: bytes) -> Steps[int]:
 
 
 def outline(text: bytes, level: int, most: int | None = None, of: str = "") -> Steps[Outline]:
-    """The parts of ``text`` in arrays and objects that ``level`` brackets enclose.
+    """Cut ``text`` at its arrays and objects inside of ``level`` brackets.
 
-    With ``most`` they are parted at their commas, and BATCH_TOO_LARGE ends it as soon as there are
-    more (``of`` says of what); without it each is one part.
+    With ``most``, their contents are also cut at commas. Raises BATCH_TOO_LARGE as soon as there
+    are more parts than that; ``of`` names them in the error. Without it, each is one part.
     """
     cuts: list[tuple[int, int]] = []
     parts = containers = 0
@@ -144,7 +144,7 @@ def _cut(text: bytes, cuts: list[tuple[int, int]]) -> Outline:
             kept.append(text[behind : at + 1])
             inner.append([])
             opened = True
-        elif opened:  # what closes without having been opened stays for the decoder to refuse
+        elif opened:  # the decoder refuses a bracket that closes without having been opened
             inner[-1].append((behind, at))
             opened = step == 0
             if not opened:
@@ -163,9 +163,10 @@ def _cut(text: bytes, cuts: list[tuple[int, int]]) -> Outline:
 
 
 def compact(value: bytes) -> Steps[bytes]:
-    """``value`` without the blanks outside of its strings.
+    """Return ``value`` without the white space outside of its strings.
 
-    MALFORMED_BODY where only blanks part two values, as in ``1 2``: it would become another value.
+    Raises MALFORMED_BODY if only white space separates two values, as in ``1 2``, because they
+    would become one value.
     """
     kept: list[bytes] = []
     in_string = bare = blank_before = False
@@ -188,7 +189,7 @@ def compact(value: bytes) -> Steps[bytes]:
 
 
 def check_utf8(text: bytes) -> Steps[None]:
-    """Raise UnicodeDecodeError for what is not UTF-8."""
+    """Raise UnicodeDecodeError if ``text`` is not UTF-8."""
     decoder: Any = codecs.getincrementaldecoder("utf-8")()
     for start in range(0, len(text), _SLICE_BYTES):
         decoder.decode(text[start : start + _SLICE_BYTES])

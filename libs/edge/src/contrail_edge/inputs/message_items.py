@@ -1,4 +1,4 @@
-"""One message to publish as clients write it, and what it becomes or why it is refused."""
+"""One message to publish: the forms in which clients send it, and its checks."""
 
 import functools
 from typing import Annotated, Final
@@ -25,10 +25,10 @@ from contrail_edge.inputs.publishing import check_message, with_control
 _MSG_ID_LOWER: Final = MSG_ID.lower()
 _TTL_LOWER: Final = TTL.lower()
 PLAIN_ID_MAX: Final = 1024
-"""A longer message id, in characters or bytes, needs a closer look."""
+"""A longer message id, in characters or bytes, is checked as all other headers are."""
 _OTHER_FORMS: Final = 2
 HEADERS_MAX: Final = HEADER_BYTES_MAX // 5
-"""Names or values that headers may hold: each value counts 4 bytes besides its name."""
+"""Maximum number of header names and values: each value counts 4 bytes and its name."""
 
 
 JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
@@ -61,7 +61,7 @@ class MessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """The same in msgpack, where the payload is the bytes of ``data``."""
+    """One message to publish in msgpack. The payload is the bytes of ``data``."""
 
     subject: str
     data: bytes
@@ -73,11 +73,11 @@ class PackedMessageItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 Item = MessageItem | PackedMessageItem
 Candidate = PublishMessage | ApiError
-"""A message that may be published, or why it may not."""
+"""A valid message, or the error that refuses it."""
 
 
 def check_count(count: int) -> None:
-    """Refuse more messages than a request may hold."""
+    """Raise BATCH_TOO_LARGE if a request has too many messages."""
     if count > BATCH_MESSAGES_MAX:
         raise ApiError(
             errors.BATCH_TOO_LARGE,
@@ -87,11 +87,11 @@ def check_count(count: int) -> None:
 
 
 def payload_of(item: Item, at: str, nesting: int | None) -> bytes:
-    """The payload of an item at the pointer ``at``, whose JSON value nests at most ``nesting``.
+    """Return the payload of the item at the pointer ``at``.
 
-    Without ``nesting`` the value was looked at before, and has no blanks.
-
-    Raises INVALID_FIELD unless exactly one form is given, MALFORMED_BODY for a bad JSON value.
+    Its JSON value may have at most ``nesting`` levels. If ``nesting`` is None, the value was
+    checked before, and contains no white space. Raises INVALID_FIELD unless exactly one form is
+    given, and MALFORMED_BODY for an invalid JSON value.
     """
     if isinstance(item, PackedMessageItem):
         return item.data
@@ -110,14 +110,14 @@ def _compact(value: bytes, nesting: int | None) -> bytes:
     if nesting is not None:
         check_nesting(value, nesting)
     try:
-        value.decode()  # the decoder does not look into values that it passes on
+        value.decode()  # the decoder does not check raw values
     except UnicodeDecodeError as error:
         raise malformed(error) from None
     return value if nesting is None else msgspec.json.format(value, indent=-1)
 
 
 def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
-    """The message of an item, or why it is refused."""
+    """Return the message of an item, or the error that refuses it."""
     headers = item.headers
     if headers and item.msg_id is not None:
         for name, values in headers.items():
@@ -134,7 +134,7 @@ def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
 
 
 def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
-    """``message`` with its headers interpreted, or why it is refused."""
+    """Return ``message`` with its headers interpreted, or the error that refuses it."""
     headers = message.headers
     if headers:
         ids = headers.get(MSG_ID)
@@ -154,7 +154,7 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
 
 
 def header_problem(headers: Headers) -> str | None:
-    """Why ``headers``, given as they are, cannot be stored with a message; None when they can."""
+    """Return why ``headers`` cannot be stored with a message, or None if they can."""
     for name, values in headers.items():
         if len(name) > HEADER_NAME_MAX or not _valid_name(name):
             return (

@@ -1,4 +1,4 @@
-"""Messages as a reader sees them in JSON."""
+"""Stored messages in JSON."""
 
 from collections.abc import Iterable
 
@@ -36,7 +36,7 @@ class Message(msgspec.Struct):
 
 
 def message_json(stream: str, stored: StoredMessage, *, base64: bool = False) -> Message:
-    """The JSON form of ``stored``; ``base64`` keeps text payloads from being shown as text."""
+    """Return ``stored`` for JSON; with ``base64``, text payloads are encoded too."""
     text, raw = payload_json(stored.payload, base64=base64)
     return Message(
         stream,

@@ -1,4 +1,4 @@
-"""Content negotiation: which body form a request has, and which its answer should have."""
+"""Content negotiation: the format of a request's body, and of its answer."""
 
 import functools
 from collections.abc import Mapping
@@ -16,11 +16,14 @@ BYTES_TYPE: Final = "application/octet-stream"
 EVENTS_TYPE: Final = "text/event-stream"
 
 _CACHED_BYTES_MAX: Final = 256
-"""Longer header values come from odd clients; the cache is not spent on them."""
+"""Longer header values are unusual, and are not cached."""
 
 
 def content_type(header: bytes | None, offers: tuple[str, ...]) -> str:
-    """The one of ``offers`` that the Content-Type names; UNSUPPORTED_MEDIA otherwise."""
+    """Return the one of ``offers`` that the Content-Type names.
+
+    Raise UNSUPPORTED_MEDIA otherwise.
+    """
     listed = ", ".join(offers)
     if header is None:
         raise ApiError(errors.UNSUPPORTED_MEDIA, f"the request needs a Content-Type: {listed}")
@@ -35,9 +38,9 @@ def content_type(header: bytes | None, offers: tuple[str, ...]) -> str:
 
 
 def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
-    """The best of ``offers`` by the Accept header, the first when it does not say.
+    """Return the best of ``offers`` by the Accept header, or the first if there is no such header.
 
-    Raises NOT_ACCEPTABLE when the header excludes them all (RFC 9110 section 12.5.1).
+    Raises NOT_ACCEPTABLE if the header excludes all of them (RFC 9110 section 12.5.1).
     """
     if not header:
         return offers[0]
@@ -57,7 +60,7 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
 
 
 def names_json(header: bytes | None) -> bool:
-    """Whether the Accept header asks for JSON by name, no lower than for anything else."""
+    """Return True if the Accept header names JSON and does not prefer anything else."""
     if not header:
         return False
     ranges = _accept_ranges(header)

@@ -1,4 +1,4 @@
-"""Large msgpack in steps: where the parts of an array or a map are, without decoding them."""
+"""Large msgpack in steps: the positions of parts of arrays and maps, without decoding them."""
 
 import re
 from typing import Final
@@ -11,12 +11,15 @@ from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.json_body import malformed
 
 WINDOW_BYTES: Final = 1 << 20
-"""What is skipped at once, at worst in a few milliseconds; texts and bytes may be longer."""
+"""Bytes skipped in one step, which takes a few milliseconds at most.
+
+Texts and bytes may be longer.
+"""
 PARTS_MAX: Final = 50_000
-"""Parts of one body that are looked for one by one: 10,000 messages and their fields."""
+"""Maximum number of parts of one body: 10,000 messages and their fields."""
 
 _DEPTH_MAX: Final = 8
-"""Of values longer than a window in each other."""
+"""Maximum depth of values that are longer than a window."""
 _FIXED_TEXT: Final = range(0xA0, 0xC0)
 _TEXT_LENGTH_BYTES: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _FIXED_ARRAY: Final = range(0x90, 0xA0)
@@ -36,17 +39,17 @@ class PackedParts:
         self._left = PARTS_MAX
 
     def array(self, at: int) -> tuple[int, int] | None:
-        """Elements of the array at ``at``, and where the first begins; None when it is none."""
+        """Return the length of the array at ``at`` and its first element's position, or None."""
         return self._count(at, _FIXED_ARRAY, _ARRAY_LENGTH_BYTES)
 
     def map(self, at: int) -> tuple[int, int] | None:
-        """Entries of the map at ``at``, and where the first begins; None when it is none."""
+        """Return the size of the map at ``at`` and its first entry's position, or None."""
         return self._count(at, _FIXED_MAP, _MAP_LENGTH_BYTES)
 
     def spans(self, at: int, count: int) -> Steps[list[tuple[int, int]]]:
-        """First byte and byte behind the last of each of ``count`` values from ``at`` on.
+        """Return the spans of ``count`` values from ``at`` on: first byte, byte after the last.
 
-        Raises BODY_TOO_LARGE, and MALFORMED_BODY for what is not msgpack.
+        Raises BODY_TOO_LARGE, and MALFORMED_BODY if it is not msgpack.
         """
         found = []
         for _ in range(count):
@@ -89,7 +92,7 @@ class PackedParts:
         return end
 
     def _count(self, at: int, fixed: range, wide: dict[int, int]) -> tuple[int, int] | None:
-        """The length in the head at ``at`` and where that ends; None for another kind of head."""
+        """Return the length in the head at ``at`` and the end of the head, or None."""
         if at >= len(self._packed):
             return None
         first = self._packed[at]

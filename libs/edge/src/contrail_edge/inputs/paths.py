@@ -13,9 +13,9 @@ _SEGMENT_SAFE: Final = "!$&'()*+,;=:@-._~"
 
 
 def percent_decode(text: str) -> str:
-    """``text`` with its escapes replaced by the UTF-8 they stand for.
+    """Return ``text`` with its percent escapes decoded as UTF-8.
 
-    Raises BAD_REQUEST for a broken escape, for bytes that are not UTF-8 and for control characters.
+    Raises BAD_REQUEST for an invalid escape, bytes that are not UTF-8, and control characters.
     """
     if "%" not in text:
         return text
@@ -31,7 +31,7 @@ def percent_decode(text: str) -> str:
 
 
 def split_path(raw_path: bytes) -> list[str]:
-    """The decoded segments of a path; the first is the empty text before the leading slash."""
+    """Return the decoded segments of a path. The first one, before the leading slash, is empty."""
     try:
         text = raw_path.decode("ascii")
     except UnicodeDecodeError:
@@ -43,5 +43,5 @@ def split_path(raw_path: bytes) -> list[str]:
 
 
 def canonical_path(segments: list[str]) -> str:
-    """The path in one spelling: only what must be escaped is, so equal paths compare equal."""
+    """Return the path with only the necessary escapes, so that equal paths compare equal."""
     return "/".join(quote(segment, safe=_SEGMENT_SAFE) for segment in segments)

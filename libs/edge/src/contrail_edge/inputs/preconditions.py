@@ -14,15 +14,16 @@ _TAG: Final = re.compile(rb'\s*(?:(W/)?"([\x21\x23-\x7e\x80-\xff]*)")\s*(?:,|$)'
 _VERSION: Final = re.compile(rb"[1-9][0-9]{0,17}")
 
 CurrentVersion = Callable[[], Awaitable[int | None]]
-"""Looks up the version that stands; None when there is none."""
+"""Looks up the current version; None if the resource does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preconditions:
     """If-Match and If-None-Match of a request (RFC 9110 section 13.1).
 
-    ``match`` and ``none_match`` are the versions listed; None is no such header. Tags that are no
-    version of ours are left out: they match nothing. ``*`` is kept apart.
+    ``match`` and ``none_match`` are the listed versions; ``match`` is None without If-Match. Tags
+    that are not versions match nothing and are left out. ``match_any`` and ``create_only`` stand
+    for ``*``.
     """
 
     match: frozenset[int] | None
@@ -31,9 +32,9 @@ class Preconditions:
     create_only: bool
 
     async def for_put(self, current: CurrentVersion) -> tuple[int | None, bool]:
-        """``if_match`` and ``if_none`` of the storage link for a create-or-replace.
+        """Return ``if_match`` and ``if_none`` of the storage link for a create-or-replace.
 
-        Raises PRECONDITION_FAILED where the headers cannot hold.
+        Raises PRECONDITION_FAILED if the headers cannot be met.
         """
         if not self.none_match:
             if self.match is None:
@@ -45,9 +46,9 @@ class Preconditions:
         return version, self.create_only
 
     async def for_delete(self, current: Callable[[], Awaitable[int]]) -> int | None:
-        """``if_match`` of the storage link for a removal.
+        """Return ``if_match`` of the storage link for a removal.
 
-        ``current`` looks up the version that stands, and raises where there is nothing to remove.
+        ``current`` looks up the current version, and raises if there is nothing to remove.
         """
         if self.match is None and not self.none_match and not self.create_only:
             return None
@@ -70,7 +71,10 @@ class Preconditions:
 
 
 def preconditions(request: Request) -> Preconditions:
-    """The preconditions of ``request``; BAD_REQUEST when a header is not a list of ETags."""
+    """Return the preconditions of ``request``.
+
+    Raise BAD_REQUEST if a header is not a list of ETags.
+    """
     match = request.headers.get(b"if-match")
     none_match = request.headers.get(b"if-none-match")
     return Preconditions(
@@ -84,7 +88,7 @@ def preconditions(request: Request) -> Preconditions:
 
 
 def etag(version: int) -> Header:
-    """The ETag header of a configuration."""
+    """Return the ETag header of a configuration."""
     return (b"etag", b'"%d"' % version)
 
 

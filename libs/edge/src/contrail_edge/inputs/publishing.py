@@ -1,4 +1,4 @@
-"""What a publisher's headers ask for, read once at the edge (JetStream's ``Nats-*`` headers)."""
+"""Checks of a published message, and the meaning of its ``Nats-*`` headers, as in JetStream."""
 
 import functools
 from collections.abc import Mapping
@@ -30,9 +30,10 @@ _SEQUENCE_DIGITS_MAX: Final = 19
 
 
 def check_message(message: PublishMessage, payload_max: int) -> ApiError | None:
-    """The state-free refusal of ``message`` (subject, size, headers), or None; interprets headers.
+    """Check subject, size and headers of ``message``; return the error that refuses it, or None.
 
-    On success what the headers ask for is set in the message: ``msg_id``, ``ttl_ns`` and the rest.
+    If it is valid, the meaning of its headers is set in the message: ``msg_id``, ``ttl_ns`` etc.
+    Checks that need the state of the stream follow in storage.
     """
     problem = subject_problem(message.subject)
     if problem is not None:
@@ -61,7 +62,10 @@ def _is_control(name: str) -> bool:
 
 
 def interpret(message: PublishMessage) -> None:
-    """Set what the headers ask for (``msg_id``, ...); raises ApiError for what is not valid."""
+    """Set the fields that headers control (``msg_id`` etc.).
+
+    Raise ApiError for an invalid header.
+    """
     asked: dict[str, str] = {}
     for name, values in (message.headers or {}).items():
         lowered = name.lower()
@@ -93,9 +97,9 @@ def interpret(message: PublishMessage) -> None:
 
 
 def parse_ttl(text: str) -> int:
-    """Nanoseconds of a time to live, or TTL_NEVER; TTL_INVALID for anything else.
+    """Return the nanoseconds of a time to live, or TTL_NEVER; raise TTL_INVALID.
 
-    As JetStream has it: whole seconds from 1 on, a duration from 1 s on, or ``never`` in any case.
+    As in JetStream: a number of seconds, a duration of at least 1 s, or ``never`` in any case.
     """
     if text.lower() == "never":
         return model.TTL_NEVER
@@ -144,14 +148,14 @@ def _sequence(asked: dict[str, str], header: str) -> int | None:
 
 
 def _refused(spec: ErrorSpec, field: str, message: str) -> ApiError:
-    """The refusal of a message for its subject or one of its headers."""
+    """Return the error for the subject or a header of a message."""
     return ApiError(spec, message, [FieldProblem(field, message)], applied=False)
 
 
 def with_control(
     headers: Headers | None, msg_id: str | None, expected: Expected | None
 ) -> Headers | None:
-    """Headers with ``msg_id`` and ``expected`` written in as the headers that JetStream stores."""
+    """Return ``headers`` with those that JetStream stores for ``msg_id`` and ``expected``."""
     if msg_id is None and expected is None:
         return headers
     merged = dict(headers or {})

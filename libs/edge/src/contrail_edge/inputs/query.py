@@ -17,13 +17,15 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 PARAMETERS_MAX = 64
 WAIT_MAX_NS = 60_000_000_000
-"""The longest that any request may wait for messages."""
+"""Maximum time for which a request may wait for messages."""
 
 
 def parse_query(query_string: bytes, shape: type[_T]) -> _T:
-    """The parameters that ``shape`` declares; others are ignored, a flag alone means true.
+    """Return the parameters that ``shape`` declares.
 
-    Raises INVALID_FIELD naming the parameter, or BAD_REQUEST for a broken escape.
+    Others are ignored; a flag without value is true.
+
+    Raises INVALID_FIELD with the name of the parameter, or BAD_REQUEST for an invalid escape.
     """
     if not query_string:
         defaults: _T = _defaults(shape)
@@ -74,7 +76,10 @@ def _flags(shape: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def duration_parameter(name: str, text: str, *, maximum_ns: int = WAIT_MAX_NS) -> int:
-    """Nanoseconds of the duration ``text`` ("" is 0), at least 0 and at most ``maximum_ns``."""
+    """Return the nanoseconds of the duration ``text``, from 0 to ``maximum_ns``.
+
+    0 if it is empty.
+    """
     if not text:
         return 0
     try:
@@ -87,7 +92,10 @@ def duration_parameter(name: str, text: str, *, maximum_ns: int = WAIT_MAX_NS) -
 
 
 def time_parameter(name: str, text: str) -> int:
-    """Nanoseconds of the RFC 3339 time ``text``, at least 1; "" is 0, which says no time."""
+    """Return the nanoseconds of the RFC 3339 time ``text``, at least 1.
+
+    0 (no time) if it is empty.
+    """
     if not text:
         return 0
     try:
@@ -97,7 +105,7 @@ def time_parameter(name: str, text: str) -> int:
 
 
 def filter_parameter(name: str, text: str) -> str:
-    """``text`` when it is empty or a valid subject filter."""
+    """Return ``text`` if it is empty or a valid subject filter; otherwise raise INVALID_SUBJECT."""
     problem = filter_problem(text) if text else None
     if problem is not None:
         raise invalid_field(name, problem, errors.INVALID_SUBJECT)

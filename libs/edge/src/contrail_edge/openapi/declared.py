@@ -1,4 +1,4 @@
-"""The FastAPI side: the routes as declared, for the document and as the reference lane."""
+"""All routes declared with FastAPI: for the OpenAPI document, and as the reference lane."""
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
@@ -38,7 +38,7 @@ ConsumerName = Annotated[
 
 
 class KitResponse(StarletteResponse):
-    """An answer of the kit, as FastAPI wants to see it."""
+    """Adapts an answer of the kit to FastAPI."""
 
     media_type = None
 
@@ -53,18 +53,18 @@ class KitResponse(StarletteResponse):
 
 
 def kit_request(request: StarletteRequest) -> Request:
-    """The kit's view of a request that came through FastAPI."""
+    """Return the kit's request for a request of FastAPI."""
     inner: Request = request.scope[REQUEST_KEY]
     return inner
 
 
 def answer(request: StarletteRequest, response: Answer) -> KitResponse:
-    """``response`` as what a management route returns."""
+    """Adapt ``response`` to the return type of management routes."""
     return KitResponse(kit_request(request), response)
 
 
 class _ParsedRequest(StarletteRequest):
-    """A request whose JSON body was read and decoded under the kit's bounds."""
+    """A request whose JSON body was read and decoded by the kit, within its limits."""
 
     def __init__(self, outer: StarletteRequest, raw: bytes, value: Any) -> None:
         super().__init__(outer.scope, outer.receive)
@@ -79,15 +79,15 @@ class _ParsedRequest(StarletteRequest):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by the kit: bounded, of the declared type, nested not too deep."""
+    """A route whose body the kit reads: it checks size, Content-Type and nesting."""
 
     operation: Operation
-    """What the document says of it."""
+    """The documentation of the route."""
 
     def get_route_handler(
         self,
     ) -> Callable[[StarletteRequest], Coroutine[Any, Any, StarletteResponse]]:
-        """The handler, with the body parsed before FastAPI asks for it."""
+        """Return FastAPI's handler, behind one that reads the body first."""
         handle = super().get_route_handler()
         field = self.body_field
         if field is None:
@@ -114,7 +114,7 @@ class JsonRoute(APIRoute):
 
 
 def management_router() -> APIRouter:
-    """A router for routes with pydantic bodies."""
+    """Return a router for management routes, whose bodies are pydantic models."""
     return APIRouter(route_class=JsonRoute)
 
 
@@ -157,14 +157,14 @@ class DeclaredRoutes:
         self.app.add_exception_handler(Exception, _on_failure)
 
     def managed(self) -> Iterator[tuple[str, str, Elsewhere | None]]:
-        """Method and path template of each management route, and where it is served if not here."""
+        """Yield method, path template and serving process of each management route."""
         for router, elsewhere in self._managed:
             for route in _managed_routes(router):
                 for method in route.methods or ():
                     yield method, route.path, elsewhere
 
     def document(self) -> dict[str, Any]:
-        """The OpenAPI document of everything that is served."""
+        """Return the OpenAPI document of all routes."""
         if self._document is None:
             operations = [route.operation for route in self._routes if route.operation is not None]
             for router, _ in self._managed:
@@ -231,7 +231,7 @@ async def _on_failure(request: StarletteRequest, error: Exception) -> StarletteR
 
 
 def invalid_model(found: Iterable[Any]) -> ApiError:
-    """The refusal for pydantic's list of errors: pointers for the body, names for parameters."""
+    """Return the error for pydantic's errors, with pointers into the body or parameter names."""
     named = islice(found, FIELD_ERRORS_MAX)
     fields = [FieldProblem(_pointer(one["loc"]), _message(one)) for one in named]
     first = fields[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 _PACKAGE: Final = "fastapi-offline"
-"""A package that carries the files of Swagger UI, so that its version is pinned and hashed."""
+"""The package with the files of Swagger UI. As a dependency its version is pinned and hashed."""
 _FILES: Final = "fastapi_offline/static"
 
 _PAGE: Final = """<!doctype html>
@@ -18,7 +18,7 @@ _PAGE: Final = """<!doctype html>
 <main id="docs">Loading ...</main>
 <script>%(script)s</script>
 <script>
-// The filter looks at tags alone by itself; here every word must stand in what an operation says.
+// By default the filter only searches tags. Here an operation must contain every word.
 const search = () => ({ fn: { opsFilter: (tags, phrase) => {
   const words = phrase.toLowerCase().split(/\\s+/);
   const says = operation => [
@@ -31,8 +31,8 @@ const search = () => ({ fn: { opsFilter: (tags, phrase) => {
     .map(tag => tag.update("operations", operations => operations.filter(matches)))
     .filter(tag => tag.get("operations").size > 0);
 } } });
-// The page fills in every example to try an operation with: a first publish would be refused for an
-// expectation that nobody has. Of what may be left out the example is told, and not filled in.
+// Swagger UI fills in all examples, also of optional parameters: a first publish would be refused
+// because of an expected sequence. So examples of optional parameters move to the description.
 const leaveOut = parameter => {
   const example = parameter.example ?? parameter.schema?.examples?.[0];
   if (parameter.required || example === undefined) return;
@@ -53,7 +53,7 @@ const prepare = answer => {
   answer.text = JSON.stringify(described);
   return answer;
 };
-// Fields are shown first, yet who tries an operation wants to write its body.
+// "Try it out" shows the fields of the body first; switch to its example, which can be edited.
 document.addEventListener("click", event => {
   const block = event.target.closest(".try-out__btn") && event.target.closest(".opblock");
   if (block) setTimeout(() => block.querySelector("[data-name=example]")?.click());
@@ -76,18 +76,18 @@ SwaggerUIBundle({
 
 
 def docs_page() -> bytes:
-    """The page, with script and style inside: it loads nothing but the document beside it.
+    """Return the page with its scripts and styles. It only loads the document.
 
-    Reads the files, 1.7 MB, each time: a page for people is not worth the memory.
+    Reads the files (1.7 MB) each time, so that they do not stay in memory.
     """
     return (
         _PAGE
         % {
             "style": _file("swagger-ui.css"),
-            # What would begin a comment of HTML, and hide the script's end from the browser.
+            # This would begin an HTML comment and hide the end of the script from the browser.
             "script": _file("swagger-ui-bundle.js")
             .replace("<!--", r"<\x21--")
-            .replace("Filter by tag", "Search"),  # which it does, with the function below
+            .replace("Filter by tag", "Search"),  # see `search` above
         }
     ).encode()
 

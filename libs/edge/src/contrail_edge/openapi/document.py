@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document: operations as the routes declare them, one problem form for errors.
+"""The OpenAPI 3.1 document, made from the operations of all routes.
 
-FastAPI lists the paths, and what pydantic knows of parameters and bodies. All else is filled in
-here, after FastAPI: its own model of the document drops nulls and turns integers into floats.
+FastAPI lists the paths, and the parameters and bodies that pydantic knows. Everything else is added
+here afterwards, because FastAPI's model of the document drops nulls and turns integers into floats.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from contrail_edge.openapi.schemas import NAMED, REF, generic, references, shown
 from contrail_edge.routing import BodyDoc, Content, HeaderDoc, Operation
 
 TITLE: Final = "Contrail HTTP API"
-"""Generators name their packages after it, and ``contrail`` is the name of the SDK's."""
+"""Code generators derive package names from it, and the SDK has the name ``contrail``."""
 
 _INFO: Final[Mapping[str, Any]] = {
     "summary": "Durable message streams over HTTP.",
@@ -114,7 +114,7 @@ _HEADERS_OF_STATUS: Final[Mapping[int, tuple[str, ...]]] = {
 
 
 def documented(operation: Operation) -> dict[str, Any]:
-    """The keyword arguments of a FastAPI route for ``operation``: what its endpoint cannot tell."""
+    """Return the keyword arguments of a FastAPI route for ``operation``."""
     return {
         "operation_id": operation.operation_id,
         "tags": [operation.tag],
@@ -125,7 +125,7 @@ def documented(operation: Operation) -> dict[str, Any]:
 
 
 def finished(document: dict[str, Any], operations: Iterable[Operation]) -> dict[str, Any]:
-    """``document`` as FastAPI made it, with all that ``operations`` say."""
+    """Complete the ``document`` of FastAPI with the documentation of ``operations``."""
     by_id = {operation.operation_id: operation for operation in operations}
     found = {**document.get("components", {}).get("schemas", {}), **_structs(by_id.values())}
     describe_as_given(found)
@@ -156,7 +156,7 @@ def finished(document: dict[str, Any], operations: Iterable[Operation]) -> dict[
 
 
 def _describe(one: dict[str, Any], path: str, operation: Operation) -> None:
-    """Fill in one operation, of which FastAPI knows the parameters and body of its endpoint."""
+    """Complete one operation. FastAPI knows the parameters and body of management routes."""
     known = one.pop("parameters", None) or _path_parameters(path)
     parameters = [
         *({**each, "schema": generic(each["schema"])} for each in known),
@@ -187,7 +187,7 @@ def _describe(one: dict[str, Any], path: str, operation: Operation) -> None:
 
 
 def _contents(one: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The bodies by media type that an operation takes and answers."""
+    """Yield the request and answer bodies of an operation by media type."""
     yield one.get("requestBody", {}).get("content", {})
     for answered in one["responses"].values():
         yield answered.get("content", {})
@@ -222,7 +222,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
 
 
 def _errors(operation: Operation) -> list[ErrorSpec]:
-    """All refusals of an operation, each once."""
+    """Return all errors of an operation, each once."""
     common = [
         spec
         for spec in COMMON_ERRORS
@@ -245,7 +245,7 @@ def _by_status(specs: Iterable[ErrorSpec]) -> dict[int, list[ErrorSpec]]:
 
 
 def _problem_responses(operations: Iterable[Operation]) -> dict[str, Any]:
-    """One response for each status of a refusal, which operations describe more closely."""
+    """Return one response per error status; operations list their own errors beside it."""
     return {
         f"Problem{status}": {
             "description": f"Refused with {status}.",
@@ -285,7 +285,7 @@ def with_clean_descriptions(schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _referred_to(paths: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``named`` that ``paths`` and problems need, themselves or through others."""
+    """Return those of ``named`` that ``paths`` and problems refer to, directly or indirectly."""
     wanted, found = {*references(paths), Problem.__name__}, dict[str, Any]()
     while wanted:
         name = wanted.pop()

@@ -1,8 +1,7 @@
-"""The schemas of the OpenAPI document, in forms that code generators read alike.
+"""The schemas of the OpenAPI document, in forms that all code generators understand.
 
-msgspec and pydantic describe the same type differently, and both use parts of JSON Schema that
-generators refuse or take for anything: tuples as ``prefixItems``, integers without a size, enums in
-place.
+msgspec and pydantic describe the same type differently. Both use parts of JSON Schema that
+generators refuse or ignore: tuples as ``prefixItems``, integers without a size, enums in place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,13 +69,13 @@ NAMED: Final[Mapping[str, Schema]] = {
     "JsonValue": _JSON_VALUE,
     **{name: {"type": "string", "enum": list(values)} for name, values in _ENUMS.items()},
 }
-"""Schemas that :func:`generic` refers to by name, wherever they were described in place."""
+"""Schemas that :func:`generic` replaces by references to their names."""
 
 
 def generic(schema: Schema) -> dict[str, Any]:
-    """``schema`` without what generators stumble over; it accepts no value that it refused.
+    """Return ``schema`` in a form that code generators understand. It accepts no other values.
 
-    Fields that are not available are left out, enums and durations are referred to by name.
+    Unavailable fields are left out. Enums and durations become references to named schemas.
     """
     made = _with_parts(schema)
     _retype_tuple(made)
@@ -92,7 +91,10 @@ def generic(schema: Schema) -> dict[str, Any]:
 
 
 def shown(example: Any, schema: Schema, named: Mapping[str, Schema]) -> Any:
-    """``example`` without the fields that ``schema`` leaves out; ``named`` are the components."""
+    """Return ``example`` without fields that ``schema`` leaves out.
+
+    ``named`` are the components.
+    """
     while "$ref" in schema:
         schema = named[schema["$ref"].rpartition("/")[2]]
     properties = schema.get("properties", {})
@@ -108,7 +110,7 @@ def shown(example: Any, schema: Schema, named: Mapping[str, Schema]) -> Any:
 
 
 def references(part: Any) -> Iterator[str]:
-    """The names of the schemas that ``part`` of the document refers to."""
+    """Yield the names of the schemas that ``part`` of the document refers to."""
     if isinstance(part, Mapping):
         reference = part.get("$ref")
         prefix = REF.format(name="")
@@ -125,7 +127,7 @@ def _with_parts(schema: Schema) -> dict[str, Any]:
     for key, value in schema.items():
         match key, value:
             case "title", str():
-                pass  # the name again, for people
+                pass  # repeats the name
             case "properties", Mapping():
                 made[key] = {
                     name: generic(each)
@@ -154,7 +156,7 @@ def _retype_tuple(schema: dict[str, Any]) -> None:
 
 
 def _size_integer(schema: dict[str, Any]) -> None:
-    """Give an integer its format and whole bounds; those of the format itself say nothing."""
+    """Add an integer's format, make its limits integers, and drop the limits of the format."""
     if schema.get("type") != "integer":
         return
     for key in ("minimum", "maximum"):
@@ -175,7 +177,7 @@ def _name_of(schema: Schema) -> str | None:
 
 
 def _reference(name: str, schema: Schema) -> dict[str, Any]:
-    """A reference to ``name`` in the place of ``schema``, which may also take null."""
+    """Return a reference to ``name`` that replaces ``schema``, which may also accept null."""
     reference = {"$ref": REF.format(name=name)}
     beside = {key: schema[key] for key in _KEPT_BESIDE_REF if key in schema}
     if "default" in NAMED[name]:

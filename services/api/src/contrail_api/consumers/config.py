@@ -1,4 +1,4 @@
-"""A consumer's configuration in JSON: what is accepted, what it becomes, how it is shown."""
+"""A consumer's configuration in JSON, in requests and in answers, and its conversion."""
 
 from typing import Any, Final, Literal, cast
 
@@ -141,9 +141,9 @@ _ONLY_DEFAULT: Final = unavailable_fields(ConsumerConfigBody)
 
 
 def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
-    """What ``body`` gives of the fields that a consumer has here.
+    """Return the fields that ``body`` sets.
 
-    Raises CONSUMER_CONFIG_INVALID for a field that may only stand at its default and does not, and
+    Raises CONSUMER_CONFIG_INVALID for an unavailable field that does not have its default,
     FILTER_TWICE and FILTER_EMPTY.
     """
     for name in _ONLY_DEFAULT:
@@ -164,7 +164,7 @@ def consumer_draft(body: ConsumerConfigBody, *, durable: bool) -> ConsumerDraft:
 def _filters(body: ConsumerConfigBody) -> tuple[str, ...]:
     if not body.filter_subject:
         return tuple(body.filter_subjects)
-    # A configuration that is sent back as it was shown has the one filter in both fields.
+    # An answer has a single filter in both fields, and may be sent back.
     if body.filter_subjects and body.filter_subjects != [body.filter_subject]:
         raise invalid_field(
             "/filter_subjects", "cannot be used together with filter_subject", errors.FILTER_TWICE
@@ -281,7 +281,7 @@ class ConsumerPage(msgspec.Struct):
 
 
 def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
-    """The configuration as it is shown; sent back in a PUT it changes nothing."""
+    """Return the configuration for answers. Sent back in a PUT, it changes nothing."""
     return ConsumerConfigJson(
         name=config.name,
         durable_name=config.name if config.durable else None,
@@ -299,7 +299,7 @@ def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
         rate_limit_bps=0,
         sample_freq="",
         max_waiting=config.max_waiting,
-        # Where nothing is acknowledged it means nothing, and would be refused when it is sent back.
+        # Without acknowledgements it has no meaning, and would be refused when it is sent back.
         max_ack_pending=0 if _is_unused(config) else config.max_ack_pending,
         headers_only=config.headers_only,
         max_batch=config.max_batch,
@@ -323,7 +323,7 @@ def _is_unused(config: ConsumerConfig) -> bool:
 
 
 def info_json(info: ConsumerInfo) -> ConsumerInfoJson:
-    """A consumer as it is shown."""
+    """Return a consumer for answers."""
     return ConsumerInfoJson(
         stream=info.stream,
         name=info.config.name,

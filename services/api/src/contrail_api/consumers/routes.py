@@ -1,4 +1,4 @@
-"""Management of consumers: create, ensure, change, list, delete."""
+"""Management of consumers: create, replace, change, list, delete."""
 
 import secrets
 from typing import Any, Final
@@ -181,7 +181,7 @@ class ConsumerRoutes:
         self._link = link
 
     def add_to(self, router: APIRouter) -> None:
-        """Add the routes, with their documents."""
+        """Add the routes with their documentation."""
         manage(router, "GET", COLLECTION, self.list_consumers, LIST)
         manage(router, "POST", COLLECTION, self.create_consumer, CREATE)
         manage(router, "PUT", RESOURCE, self.put_consumer, PUT)
@@ -192,7 +192,7 @@ class ConsumerRoutes:
     async def list_consumers(
         self, request: Request, stream: StreamName, limit: Limit = 256, page_token: PageToken = ""
     ) -> KitResponse:
-        """Consumers of a stream by name, a page at a time."""
+        """List the consumers of a stream by name, in pages."""
         page = await self._link.list_consumers(stream, limit, page_token)
         items = [info_json(info) for info in page.consumers]
         return answer(request, json_response(200, ConsumerPage(items, page.next_token)))
@@ -261,14 +261,14 @@ class ConsumerRoutes:
     async def get_consumer(
         self, request: Request, stream: StreamName, consumer: ConsumerName
     ) -> KitResponse:
-        """A consumer's configuration and progress."""
+        """Return a consumer's configuration and progress."""
         info = await self._link.consumer_info(stream, consumer)
         return answer(request, info_response(info, created=False))
 
     async def delete_consumer(
         self, request: Request, stream: StreamName, consumer: ConsumerName
     ) -> KitResponse:
-        """Remove a consumer; pulls that wait on it end."""
+        """Delete a consumer; its waiting pulls end."""
         wanted = preconditions(kit_request(request))
 
         async def version() -> int:
@@ -291,7 +291,7 @@ class ConsumerRoutes:
 
 
 def info_response(info: ConsumerInfo, *, created: bool) -> Response:
-    """A consumer's info with its ETag; 201 and its place when it is new."""
+    """Return a consumer's info with its ETag; 201 with its Location if it is new."""
     headers = [etag(info.version)]
     if created:
         stream, name = quote(info.stream, safe=""), quote(info.config.name, safe="")
@@ -312,7 +312,7 @@ def _normalised(
 
 
 def _is_ephemeral(config: ConsumerConfigBody) -> bool:
-    """Whether it is said to be none that lasts: as the answer to an ephemeral one shows it."""
+    """Return True if ``durable_name`` is null, as in the configuration of an ephemeral consumer."""
     return "durable_name" in config.model_fields_set and config.durable_name is None
 
 

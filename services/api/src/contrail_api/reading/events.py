@@ -1,7 +1,7 @@
-"""Advisories as server-sent events, without an end (the HTML standard, section 9.2).
+"""Advisories as endless server-sent events (the HTML standard, section 9.2).
 
-The id of an event is its position; a client that comes back names the last one it saw and goes on
-behind it, as long as storage still knows what came since. What it missed is told as ``lost``.
+The id of an event is its position. A client that reconnects sends the last id that it received, and
+continues after it if storage still has the events since. Otherwise an event ``lost`` says so.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class Events:
         return (Route("GET", "/v1/events", self.open, EVENTS),)
 
     async def open(self, request: Request) -> Answer:
-        """Begin the events; whoever has the head of the answer misses nothing that follows."""
+        """Answer with events. A client that has received the head of the answer misses none."""
         query = parse_query(request.query_string, EventsQuery)
         acceptable(request.headers.get(b"accept"), (EVENTS_TYPE,))
         asked = EventsRequest(
@@ -148,7 +148,7 @@ class Events:
             consumer=_name("consumer", query.consumer),
             types=_types(query.types),
         )
-        # Read once before the answer begins: what is refused is refused with a status.
+        # Read once before the answer begins, so that errors are answered with a status.
         first = await self._link.read_events(asked)
         if self._listeners >= LISTENERS_MAX:
             raise ApiError(
@@ -174,13 +174,14 @@ class Events:
                     )
                 found = await request.while_wanted(self._read(asked))
         except ApiError as error:
-            # The client reconnects by itself, and then learns from the status what is wrong.
+            # The client reconnects automatically, and the status of that answer tells what is
+            # wrong.
             yield b"event: gone\ndata: %b\n\n" % _encoder.encode(GoneEvent(error.spec.name))
         finally:
             self._listeners -= 1
 
     async def _read(self, asked: EventsRequest) -> EventsResult | None:
-        """What follows; None while storage is away."""
+        """Return the next events, or None while storage is not reachable."""
         try:
             return await self._link.read_events(asked)
         except ApiError as error:
@@ -190,7 +191,10 @@ class Events:
 
 
 def _to_bytes(found: EventsResult) -> bytes:
-    """Events of the wire; without any, the position alone, so that nobody falls behind it."""
+    """Return events as bytes.
+
+    Without any, send the position, so that the client keeps up with it.
+    """
     position = found.position.encode()
     events = [
         b"event: %b\nid: %b\ndata: %b\n\n"

@@ -1,4 +1,4 @@
-"""Bulk replay: plan a pinned range, then stream each split of it."""
+"""Bulk replay: plan a fixed range, then read each of its splits."""
 
 from typing import Annotated, Final, Literal
 
@@ -204,7 +204,7 @@ class Replays:
         )
 
     async def plan(self, request: Request) -> Answer:
-        """Pin a range and cut it into splits."""
+        """Return a plan: a fixed range, divided into splits."""
         query = parse_query(request.query_string, PlanQuery)
         plan = await self._link.replay_plan(
             ReplayPlanRequest(
@@ -225,7 +225,7 @@ class Replays:
         return json_response(200, PlanJson(plan.stream, plan.incarnation, splits))
 
     async def replay(self, request: Request) -> Answer:
-        """All messages of a closed range."""
+        """Return all messages of a range, both ends included."""
         query = parse_query(request.query_string, ReplayQuery)
         media_type = acceptable(request.headers.get(b"accept"), tuple(FORMATS))
         if query.schema == "spark" and media_type != ARROW_TYPE:

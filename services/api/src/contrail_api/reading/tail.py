@@ -1,7 +1,7 @@
-"""A stream's messages as server-sent events, without an end (the HTML standard, section 9.2).
+"""The messages of a stream as endless server-sent events (the HTML standard, section 9.2).
 
-The id of an event is the message's sequence, or the cursor behind it where several shards are read
-together; a client that comes back names the last one it saw and goes on behind it.
+The id of an event is the message's sequence, or the cursor after the message if several shards are
+read together. A client that reconnects sends the last id that it received, and continues after it.
 """
 
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ from contrail_link.contract import StorageLink
 from contrail_link.contract.read import RangeRequest, RangeResult
 
 HEARTBEAT_NS: Final = 15_000_000_000
-"""How long nothing is said at most: proxies end connections that are silent for a minute or so."""
+"""Maximum time without bytes. Proxies close connections that are silent for about a minute."""
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 1 << 20
 _SEQ_DIGITS_MAX: Final = 19
@@ -35,7 +35,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class GoneEvent(msgspec.Struct):
-    """Data of the last event, ``gone``: why nothing follows."""
+    """Data of the last event, ``gone``: why the events end."""
 
     reason: str
 
@@ -47,10 +47,13 @@ class Tail:
         self._link = link
 
     async def open(self, request: Request, asked: RangeRequest, *, base64: bool) -> Answer:
-        """Begin the events of what ``asked`` selects; ``Last-Event-ID`` wins over its start."""
+        """Answer with the messages that ``asked`` selects.
+
+        ``Last-Event-ID`` overrides its start.
+        """
         asked = msgspec.structs.replace(asked, limit=PAGE_MESSAGES, max_bytes=PAGE_BYTES, wait_ns=0)
         asked = _resumed(asked, request.headers.get(b"last-event-id"))
-        # Read once before the answer begins: what is refused is refused with a status.
+        # Read once before the answer begins, so that errors are answered with a status.
         first = await self._link.read_range(asked)
         events = self._events(request, asked, first, base64=base64)
         return StreamResponse(200, events, EVENTS_TYPE.encode(), list(EVENT_HEADERS))
@@ -78,12 +81,13 @@ class Tail:
                 )
                 found = await request.while_wanted(self._link.read_range(asked))
         except ApiError as error:
-            # The client reconnects by itself, and then learns from the status what is wrong.
+            # The client reconnects automatically, and the status of that answer tells what is
+            # wrong.
             yield b"event: gone\ndata: %b\n\n" % _encoder.encode(GoneEvent(error.spec.name))
 
 
 def _event_ids(found: RangeResult) -> list[bytes]:
-    """The id of each message's event: what goes on behind it."""
+    """Return the id of each message's event, from which a client can continue."""
     if not found.cursor:
         return [b"%d" % message.seq for message in found.messages]
     taken = [(message.shard or 0, message.seq) for message in found.messages]
@@ -91,7 +95,7 @@ def _event_ids(found: RangeResult) -> list[bytes]:
 
 
 def _resumed(asked: RangeRequest, header: bytes | None) -> RangeRequest:
-    """``asked`` from behind the event that ``Last-Event-ID`` names, if it names one."""
+    """Return ``asked``, starting after the event in ``Last-Event-ID`` if there is one."""
     if not header:
         return asked
     text = header.decode("latin-1")

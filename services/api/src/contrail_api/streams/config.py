@@ -1,4 +1,4 @@
-"""A stream's configuration in JSON: what is accepted, and what it becomes."""
+"""A stream's configuration in JSON as requests send it, and its conversion."""
 
 from typing import Any, Final, Literal, cast
 
@@ -156,9 +156,9 @@ _ONLY_DEFAULT: Final = unavailable_fields(StreamConfigBody)
 
 
 def stream_draft(body: StreamConfigBody) -> StreamDraft:
-    """What ``body`` gives of the fields that a stream has here.
+    """Return the fields that ``body`` sets.
 
-    Raises STREAM_CONFIG_INVALID for a field that may only stand at its default and does not.
+    Raises STREAM_CONFIG_INVALID for an unavailable field that does not have its default.
     """
     for name in _ONLY_DEFAULT:
         if not stands_at_default(body, name):

@@ -1,4 +1,4 @@
-"""Erasing messages so that no file holds their bytes, and the receipts of it."""
+"""Erasing messages from all files, and the receipts of erasures."""
 
 from contextlib import suppress
 from typing import Annotated, Any, Final, Literal
@@ -142,14 +142,14 @@ class ErasureRoutes:
         self._link = link
 
     def add_to(self, router: APIRouter) -> None:
-        """Add the routes, with their documents."""
+        """Add the routes with their documentation."""
         manage(router, "POST", "/v1/streams/{stream}/erase", self.erase, ERASE)
         manage(router, "GET", "/v1/erasures/{erasure}", self.get, GET)
 
     async def erase(
         self, request: Request, stream: StreamName, body: EraseBody, wait: Wait = ""
     ) -> KitResponse:
-        """Delete messages at once, and have their bytes leave all files."""
+        """Delete messages, and remove their bytes from all files."""
         wait_ns = duration_parameter("wait", wait)
         if body.seqs is not None and body.subject:
             message = "seqs and subject cannot be used together"
@@ -160,7 +160,7 @@ class ErasureRoutes:
         filter_parameter("/subject", body.subject)
         receipt = await self._link.erase(stream, body.seqs or [], body.subject, body.shard)
         if wait_ns and receipt.status != "done":
-            with suppress(ApiError):  # it is asked for all the same
+            with suppress(ApiError):  # the erasure goes on, and the receipt says that it is pending
                 receipt = await self._link.erasure(receipt.erasure_id, wait_ns)
         return answer(request, _response(receipt))
 
@@ -170,7 +170,7 @@ class ErasureRoutes:
         erasure: Annotated[str, Path(description="Id of the receipt.")],
         wait: Wait = "",
     ) -> KitResponse:
-        """How far an erasure is."""
+        """Return the receipt of an erasure."""
         receipt = await self._link.erasure(erasure, duration_parameter("wait", wait))
         return answer(request, _response(receipt))
 

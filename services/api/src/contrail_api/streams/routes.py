@@ -1,4 +1,4 @@
-"""Management of streams: create, ensure, change, list, delete, purge, seal."""
+"""Management of streams: create, replace, change, list, delete, purge, seal."""
 
 from typing import Annotated, Any, Final
 
@@ -198,7 +198,7 @@ class StreamRoutes:
         self._clustered = settings.clustered
 
     def add_to(self, router: APIRouter) -> None:
-        """Add the routes, with their documents."""
+        """Add the routes with their documentation."""
         manage(router, "GET", COLLECTION, self.list_streams, LIST)
         manage(router, "POST", COLLECTION, self.create_stream, CREATE)
         manage(router, "PUT", RESOURCE, self.put_stream, PUT)
@@ -220,7 +220,7 @@ class StreamRoutes:
         limit: Limit = 256,
         page_token: PageToken = "",
     ) -> KitResponse:
-        """Streams by name, a page at a time."""
+        """List streams by name, in pages."""
         filter_parameter("subject", subject)
         page = await self._link.list_streams(subject, prefix, limit, page_token)
         items = [info_json(info) for info in page.streams]
@@ -229,7 +229,7 @@ class StreamRoutes:
     async def create_stream(
         self, request: Request, config: StreamConfigBody, pedantic: Pedantic = False
     ) -> KitResponse:
-        """Create a stream; an identical one is found."""
+        """Create a stream; return an identical one that exists."""
         if not config.name:
             raise invalid_field("/name", "is required", errors.STREAM_CONFIG_INVALID)
         complete = self._normalised(config, pedantic=pedantic)
@@ -276,11 +276,11 @@ class StreamRoutes:
         return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
 
     async def get_stream(self, request: Request, stream: StreamName) -> KitResponse:
-        """A stream's configuration and state."""
+        """Return a stream's configuration and state."""
         return answer(request, info_response(await self._link.stream_info(stream), created=False))
 
     async def delete_stream(self, request: Request, stream: StreamName) -> KitResponse:
-        """Remove a stream with its messages and consumers."""
+        """Delete a stream with its messages and consumers."""
         wanted = preconditions(kit_request(request))
 
         async def version() -> int:
@@ -309,7 +309,7 @@ class StreamRoutes:
         return answer(request, json_response(200, Purged(purged)))
 
     async def seal_stream(self, request: Request, stream: StreamName) -> KitResponse:
-        """Close a stream for good: no message comes, ages out or is removed."""
+        """Make a stream read-only for good: no message is added, removed, or expires."""
         wanted = preconditions(kit_request(request))
 
         async def read_and_write() -> StreamInfo:
@@ -334,7 +334,7 @@ class StreamRoutes:
 
 
 def named(config: StreamConfigBody, stream: str) -> StreamConfigBody:
-    """``config`` under the name that the path gives."""
+    """Return ``config`` with the name in the path."""
     return config.model_copy(update={"name": stream})
 
 
@@ -346,7 +346,7 @@ def _check_name(config: StreamConfigBody, stream: str) -> None:
 
 
 def _patched(config: StreamConfig, patch: dict[str, Any]) -> StreamConfigBody:
-    # `name` put back by the patch's null is the path's again.
+    # If the patch removes `name`, it takes its default: the name in the path.
     document = merged(as_document(config_json(config)), patch)
     document.setdefault("name", config.name)
     try:

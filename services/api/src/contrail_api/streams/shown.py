@@ -188,7 +188,7 @@ class Purged(msgspec.Struct):
 
 
 def config_json(config: StreamConfig) -> StreamConfigJson:
-    """The configuration as it is shown; sent back in a PUT it changes nothing."""
+    """Return the configuration for answers. Sent back in a PUT, it changes nothing."""
     return StreamConfigJson(
         name=config.name,
         description=config.description,
@@ -241,7 +241,7 @@ def _limits_json(limits: ConsumerLimits) -> ConsumerLimitsJson:
 
 
 def info_json(info: StreamInfo) -> StreamInfoJson:
-    """A stream as it is shown."""
+    """Return a stream for answers."""
     return StreamInfoJson(
         config=config_json(info.config),
         created=format_time(info.created_ns),
@@ -278,7 +278,7 @@ def _state_json(state: StreamState) -> StreamStateJson:
 
 
 def info_response(info: StreamInfo, *, created: bool) -> Response:
-    """A stream's info with its ETag and durability; 201 and its place when it is new."""
+    """Return a stream's info with its ETag and durability; 201 with its Location if it is new."""
     headers = [etag(info.version), (b"durability", info.durability.encode())]
     if created:
         location = f"{COLLECTION}/{quote(info.config.name, safe='')}"

@@ -1,4 +1,4 @@
-"""Archives of streams: out as a stream of bytes, and in as a new stream."""
+"""Snapshots of streams as archives, and restoring streams from them."""
 
 import sys
 from collections.abc import AsyncGenerator
@@ -21,7 +21,7 @@ from contrail_link.contract.admin import RESTORE_PIECE_BYTES_MAX
 
 SNAPSHOT_TYPE: Final = "application/vnd.contrail.snapshot"
 ARCHIVE_TYPES: Final = (SNAPSHOT_TYPE, BYTES_TYPE)
-"""An archive says itself what it is, so its bytes may also come and go as just that."""
+"""An archive identifies itself, so it may also be sent and received as plain bytes."""
 _PIECE_BYTES: Final = RESTORE_PIECE_BYTES_MAX // 2
 
 
@@ -79,7 +79,7 @@ RESTORE: Final = Operation(
 
 
 class Snapshots:
-    """The routes of archives."""
+    """The routes of snapshots."""
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
@@ -92,14 +92,14 @@ class Snapshots:
         )
 
     async def snapshot(self, request: Request) -> Answer:
-        """The stream as it is now."""
+        """Return an archive of the stream as it is now."""
         query = parse_query(request.query_string, SnapshotQuery)
         form = acceptable(request.headers.get(b"accept"), ARCHIVE_TYPES)
         chunks = await self._link.snapshot(request.path_values["stream"], query.consumers)
         return StreamResponse(200, chunks, form.encode())
 
     async def restore(self, request: Request) -> Answer:
-        """A stream out of the body, which is taken as it comes."""
+        """Create a stream from the archive in the body, which is stored while it arrives."""
         given = request.headers.get(b"content-type")
         if given is not None:
             content_type(given, ARCHIVE_TYPES)
@@ -123,7 +123,7 @@ class Snapshots:
 
 
 async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
-    """The body in pieces that storage takes, none much smaller than it could be."""
+    """Yield the body in pieces of ``_PIECE_BYTES``; the last may be smaller."""
     held = bytearray()
     async with aclosing(request.chunks(sys.maxsize)) as chunks:
         async for chunk in chunks:
