@@ -32,6 +32,7 @@ Check = Callable[[File], list[str]]
         pytest.param(code.oversized, PYTHON, id="functions and modules are short"),
         pytest.param(code.deeply_nested, PYTHON, id="functions are flat"),
         pytest.param(code.without_docstring, PYTHON, id="modules say what they are for"),
+        pytest.param(code.unexplained_fields, MODULES, id="fields say what they are"),
         pytest.param(code.sleeping, [f for f in PYTHON if f.is_test], id="tests do not sleep"),
         pytest.param(
             code.reading_clock_or_chance,
@@ -147,6 +148,9 @@ def flat(a):
     elif a == 5:
         pass
 """
+FIELDS = "class Large:\n    _kind: int\n    def __init__(self):\n" + "".join(
+    f"        self._{name} = 0  # known\n" for name in "abcdefghi"
+)
 HASH = "    --hash=sha256:" + "0" * 64
 
 
@@ -158,6 +162,11 @@ HASH = "    --hash=sha256:" + "0" * 64
         (code.oversized, REASONED_MODULE),
         (code.deeply_nested, DEEP_FUNCTION),
         (code.without_docstring, "x = 1\n"),
+        (code.unexplained_fields, FIELDS + "        # Known.\n        self._j = 0\n"),
+        (
+            code.unexplained_fields,
+            FIELDS.replace("_kind: int", "_kind: int  # a") + "        self._j: int = 0\n",
+        ),
         (code.sleeping, "import time\n\ndef test_it():\n    time.sleep(1)\n"),
         (
             code.sleeping,
@@ -188,6 +197,12 @@ def test_check_finds_the_planted_fault(check: Check, planted: str) -> None:
         (code.oversized, LONG_FUNCTION.removesuffix("    x = 1\n")),
         (code.oversized, REASONED_MODULE.removesuffix("x = 1\n")),
         (code.deeply_nested, FLAT_CHAIN),
+        (code.unexplained_fields, FIELDS),
+        (
+            code.unexplained_fields,
+            FIELDS.replace("int\n", 'int\n    """What it is."""\n')
+            + "        # Known.\n        self._j = 0\n",
+        ),
         (
             code.sleeping,
             "def wait_until(condition):\n    while not condition():\n        sleep(1)\n",

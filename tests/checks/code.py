@@ -1,8 +1,9 @@
-"""Checks of Python code: size, nesting, docstrings, sleeping tests, clocks in cores."""
+"""Checks of Python code: size, nesting, docstrings, fields, sleeping tests, clocks in cores."""
 
 import ast
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from tests.checks.repository import File
 
@@ -11,6 +12,7 @@ MODULE_LINES_MAX = 600
 REASONED_LINES_MAX = 900
 REASON = re.compile(r"^# One module: .{20,}", re.MULTILINE)
 NESTING_MAX = 4
+FIELDS_UNEXPLAINED_MAX = 10
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 NESTING = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -48,6 +50,67 @@ def without_docstring(file: File) -> list[str]:
     """Modules without a docstring; empty modules, which only mark a package, need none."""
     documented = not file.tree.body or ast.get_docstring(file.tree)
     return [] if documented else [f"{file.path}: no module docstring"]
+
+
+def unexplained_fields(file: File) -> list[str]:
+    """Private fields without a line of their own, in classes that have many private fields.
+
+    The line is a comment above the field or beside it, or a string under it.
+    """
+    lines = file.text.splitlines()
+    problems = []
+    for found in ast.walk(file.tree):
+        if not isinstance(found, ast.ClassDef):
+            continue
+        fields = list(_private_fields(found))
+        if len({name for name, _, _ in fields}) > FIELDS_UNEXPLAINED_MAX:
+            problems += [
+                f"{file.path}:{field.lineno}: nothing says what {found.name}.{name} is"
+                for name, field, after in fields
+                if not _is_explained(field, after, lines)
+            ]
+    return problems
+
+
+def _private_fields(owner: ast.ClassDef) -> Iterator[tuple[str, ast.stmt, ast.stmt | None]]:
+    """The private fields that a class declares or its `__init__` assigns first.
+
+    Each with the statement that does so, and the next statement.
+    """
+    starts = [one for one in owner.body if isinstance(one, Function) and one.name == "__init__"]
+    seen: set[str] = set()
+    for body in (owner.body, *(start.body for start in starts)):
+        for statement, after in zip_longest(body, body[1:]):
+            for name in _assigned(statement):
+                if name.startswith("_") and not name.startswith("__") and name not in seen:
+                    seen.add(name)
+                    yield name, statement, after
+
+
+def _assigned(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement assigns: of `self` in a method, plain ones in the body of a class."""
+    match statement:
+        case ast.Assign(targets=targets):
+            pass
+        case ast.AnnAssign(target=target):
+            targets = [target]
+        case _:
+            return
+    for one in (node for target in targets for node in ast.walk(target)):
+        match one:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                yield name
+            case ast.Name(id=name) if name != "self":
+                yield name
+
+
+def _is_explained(field: ast.stmt, after: ast.stmt | None, lines: list[str]) -> bool:
+    above = lines[field.lineno - 2].strip()
+    beside = lines[(field.end_lineno or field.lineno) - 1].partition("  # ")[2]
+    match after:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+    return above.startswith("# ") or bool(beside)
 
 
 def sleeping(file: File) -> list[str]:

@@ -409,6 +409,7 @@ class SocketSession:
         if frame_id is not None:
             self.send(Ok(id=frame_id))
 
+    # By the type of a frame: the method that handles it.
     _handlers: ClassVar[dict[type, Callable[["SocketSession", Any], None]]] = {
         Pub: _publish,
         PackedPub: _publish,

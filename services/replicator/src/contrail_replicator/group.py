@@ -79,9 +79,12 @@ class RaftGroup:
         self._log = log
         # Sends to the peers, and calls `receive` and `link_changed`.
         self._transport = transport
-        # The owner's callbacks. Only `_settle` and what it calls use them, outside the core.
+        # Gets committed entries. Like the next two, only `_settle` and its helpers call it, outside
+        # the core, because a callback may propose.
         self._on_commit = on_commit
+        # Learns that this node leads, or no longer does.
         self._on_role = on_role
+        # Gets the contexts of proposals with an unknown outcome.
         self._on_lost = on_lost
         # True in a group of one, which needs no elections.
         self._alone = not [peer for peer in peers if peer != node_id]

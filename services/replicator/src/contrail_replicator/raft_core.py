@@ -167,8 +167,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             nodeClass=_Member,
             transport=_CoreTransport(self._outgoing),
         )
-        # The base class has just set these two, so they are replaced after it.
+        # The base class has just set this to its own, 0: the store is further.
         self._SyncObj__raftLastApplied = applied_index
+        # Also set by the base class: the part that would write and send snapshots.
         self._SyncObj__serializer = _NoSnapshots()
 
     def led_term(self) -> int:

@@ -81,6 +81,7 @@ class AsyncConnection:
     def __init__(self, transport: AsyncTransport) -> None:
         # Everything here belongs to one event loop.
         self._transport = transport
+        # Bounds and pauses; never changed.
         self._options = transport.options
         self.retries = self._options.retries
         self.reconnect_s = self._options.reconnect_s

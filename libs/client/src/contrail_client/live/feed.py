@@ -45,6 +45,7 @@ class Feed(Generic[T]):
     ) -> None:
         # Everything here belongs to the event loop of the connection.
         self.stream = stream
+        # Sends the frames of this subscription, and calls it with those that come.
         self._connection = connection
         self._sid = f"s{connection.new_id()}"
         """Name of the subscription in frames, unique on this connection."""

@@ -125,17 +125,17 @@ class EdgeSocket(asyncio.Protocol):
         # Reads simple messages faster than `_wire`, and gives it all other bytes.
         self._frames = FrameReader(self._wire, opcode)
         self._opcode = opcode  # the kind of frame of the sub-protocol: text or binary
-        self._settings = settings
+        self._settings = settings  # bounds of a socket
         self._state = state  # budgets of the process
         self._counts = counts  # metrics of all sockets
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()  # all fields belong to it
         self._connections: set[Any] = set()  # uvicorn's open connections, which it shuts down
         self._handler: SocketHandler  # set once, in `begin`
         self._transport: asyncio.Transport  # set once, in `begin`
-        # Bytes for the next write, and their number. Set while not empty: `_flushing`.
+        # Bytes for the next write.
         self._queue: list[bytes] = []
-        self._queued = 0
-        self._flushing: asyncio.Handle | None = None
+        self._queued = 0  # the number of bytes in `_queue`
+        self._flushing: asyncio.Handle | None = None  # the next write; set while there are bytes
         # The start of a fragmented message; None between messages.
         self._fragments: bytearray | None = None
         self._arrived: list[bytes] = []

@@ -127,8 +127,9 @@ class Channel:
         # Totals over `_pending`: requests that may wait are in `_waits`, all others in `_busy`,
         # and their bodies in `_busy_bytes`.
         self._busy = self._busy_bytes = self._waits = 0
-        # The open connection; None while there is none. `_up` is set if and only if it is not None.
+        # The open connection; None while there is none.
         self._connection: ClientConnection | None = None
+        # Set if and only if `_connection` is not None.
         self._up = asyncio.Event()
         # True once `close` was called.
         self._closed = False

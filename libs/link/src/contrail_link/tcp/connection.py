@@ -40,9 +40,11 @@ class FramedConnection(asyncio.Protocol):
         self._heard_at = self._pulse_at = self._drained_at = 0.0
         # Bytes in the write buffer at the last look; meaningless while `writable`.
         self._unwritten = 0
-        # Set by `connection_made`. The timer aborts a handshake that takes too long.
+        # The loop of the connection. Set by `connection_made`, as the next two.
         self._loop: asyncio.AbstractEventLoop
+        # Writes to the peer.
         self._transport: asyncio.Transport
+        # Aborts a handshake that takes too long.
         self._handshake_timer: asyncio.TimerHandle
 
     # What the ends do ----------------------------------------------------------------------------

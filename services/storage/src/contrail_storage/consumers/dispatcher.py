@@ -92,8 +92,9 @@ class Dispatcher:
     _deadline_timer: asyncio.TimerHandle | None = None
     # The configuration as of the last `reconfigured`, see `_notice_change`.
     _config: ConsumerConfig = field(init=False)
-    # Made of `_filters`, which may be older than `_config`, see `_take_filters`.
+    # Made of `_filters`.
     _filter: SubjectFilter = field(init=False)
+    # May be older than `_config`, see `_take_filters`.
     _filters: tuple[str, ...] = ()
     # Held while messages are selected or counted, so that nobody else moves the position forward.
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)

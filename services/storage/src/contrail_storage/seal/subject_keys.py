@@ -111,15 +111,15 @@ class SubjectKeys:
         """Broken slots at the start: messages sealed with their keys cannot be opened."""
         self.remains: dict[int, Remains] = {}
         """Work left by destroyed keys, by slot."""
-        self._files = files
-        self._directory = directory
+        self._files = files  # opens and creates the key file
+        self._directory = directory  # the data folder, which has the key file
         self._sealer = sealer  # seals the keys in the file; None: the folder is plain
-        self._slots_max = slots_max
+        self._slots_max = slots_max  # a publish that needs more raises SubjectKeysFullError
         self._file: KeyFile | None = None  # None: no file yet, closed, or in `trouble`
         # Columns with one element per slot; `_lock`. They may be longer than `_count`.
         self._states = np.zeros(0, np.uint8)
         self._generations = np.zeros(0, np.uint32)  # of the slot's last use; never decreases
-        self._shards = np.zeros(0, np.uint32)
+        self._shards = np.zeros(0, np.uint32)  # of the subject; valid while the slot is used
         self._count = 0  # slots in the file, used or free
         self._live: Counter[int] = Counter()  # live keys by shard
         self._free: list[int] = []  # slots that can have a new key
@@ -128,6 +128,7 @@ class SubjectKeys:
         self._condemned: set[int] = set()  # slots to destroy unless they seal before that
         # Caches; `_lock`. A key that is retired, condemned or destroyed must leave `_sealing`.
         self._sealing: _Recent[tuple[int, str], SubjectKey] = _Recent(ciphers_max)
+        # By slot. A retired or condemned key stays: it still opens.
         self._opening: _Recent[int, SubjectKey] = _Recent(ciphers_max)
         self._lock = threading.RLock()
         """For all that is in memory; never held during a write."""

@@ -104,6 +104,7 @@ class RocksStore:
         self._unverified: Rdict | None = passing_by(database, verified=False)  # and checksums
         # How it was opened for reading only; None once it can be written.
         self._reading: tuple[Path, StoreOptions, ReadingFolder] | None = None
+        # RocksDB writes no log of its own: the node's log has every change until a flush.
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010

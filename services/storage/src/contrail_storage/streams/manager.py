@@ -73,6 +73,7 @@ class StreamManager:
         self._shard_log = shard_log
         self.removals = Removals(shard_log, reader)
         """Removes messages of any shard."""
+        # Names the actual last message id where a publish expected another one.
         self._last_ids = LastIds(reader)
         # Held while a stream is made, changed, removed or reconciled.
         self._lock = asyncio.Lock()

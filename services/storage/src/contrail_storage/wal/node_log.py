@@ -60,9 +60,9 @@ class NodeLog:
     ) -> None:
         self.recovery = Recovery()
         self.stats = LogStats()
-        self._directory = directory
-        self._files = files
-        self._options = options
+        self._directory = directory  # has the segments, and the name of the newest one
+        self._files = files  # the only way to the disk, which tests replace
+        self._options = options  # bounds; never changed
         self._segments = segments  # oldest first; only the last is written. The list: _lock
         self._sealer = sealer  # of an encrypted log
         self._doubtful: tuple[Segment, bytes] | None = None  # to write again; before `start`
@@ -81,8 +81,11 @@ class NodeLog:
         self._refusing = False  # the loop knows of the failure: appends raise; event loop
         self._leave = 0  # segments up to this number take no more batches; see `rotate`; _lock
         self._closing = False  # the writer thread ends when nothing waits; _lock
+        # From the writer thread to the event loop; None before `start`.
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        # Told of a failure, once each; on the event loop.
         self._on_failure: Callable[[Exception], None] | None = None
+        # Writes and syncs batches. Only `start` starts it, and `close` ends it.
         self._thread = threading.Thread(target=self._run, name="contrail-wal", daemon=True)
 
     @classmethod
