@@ -212,7 +212,7 @@ def test_name_under_restore_is_taken_and_restores_are_bounded(tmp_path: Path) ->
             with pytest.raises(ApiError) as refused:
                 await wanted
             assert refused.value.spec.status == 409
-        await node.streams.mend_all()
+        await node.streams.reconcile_all()
         others = [await link.begin_restore(f"R{number}") for number in range(1, RESTORES_MAX)]
         with pytest.raises(ApiError) as full:
             await link.begin_restore("more")
