@@ -1,9 +1,9 @@
 """The dispatcher of a consumer without acknowledgements: a delivered message is settled.
 
-Nothing is pending and nothing is delivered again. So messages are chosen a block at a time and stay
-in columns, and only the consumer's position is recorded. Streams with interest retention remove
-messages by the record of their delivery. There this dispatcher works as others do, and records
-deliveries before it sends them.
+Nothing is pending and nothing is delivered again. So messages are selected a block at a time and
+stay in columns, and only the consumer's position is recorded. Streams with interest retention
+remove messages by the record of their delivery. There this dispatcher works as others do, and
+records deliveries before it sends them.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class AckNoneDispatcher(Dispatcher):
         self._send_soon(JOIN_S)
         self.wake()
 
-    # Choosing ------------------------------------------------------------------------------------
+    # Selecting -----------------------------------------------------------------------------------
 
     def _commits_first(self) -> bool:
         return True
@@ -60,7 +60,7 @@ class AckNoneDispatcher(Dispatcher):
             batch = ColumnBatch(request, opened, headers_only=headers_only)
             begun = self._catch_up()
             try:
-                await self._choose_columns(batch)
+                await self._collect_columns(batch)
                 pending = await self._count_pending() if batch.count else 0
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
@@ -77,8 +77,8 @@ class AckNoneDispatcher(Dispatcher):
             self._give_out(found)
         return found if request.columns else in_deliveries(found)
 
-    async def _choose_columns(self, batch: ColumnBatch) -> None:
-        # Nothing may be awaited after the last look at new messages, or a wake would be missed.
+    async def _collect_columns(self, batch: ColumnBatch) -> None:
+        # Nothing may be awaited after the last check for new messages, or a wake would be missed.
         while not batch.full:
             position = self._catch_up()
             if position > self.shard.applied_seq:

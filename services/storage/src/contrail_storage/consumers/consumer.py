@@ -100,7 +100,7 @@ class Consumer:
         if not self.stream.in_memory:
             loop = asyncio.get_running_loop()
             for one in self.dispatchers:
-                # After the callbacks that tell the dispatcher that its last commands are lost.
+                # After the callbacks that notify the dispatcher that its last commands are lost.
                 loop.call_soon(one.new_term)
 
     def flush(self) -> None:

@@ -24,7 +24,7 @@ from contrail_storage.consumers.pending_count import PendingCount, count_live
 from contrail_storage.consumers.pull_batch import (
     PULL_BYTES_MAX,
     Batch,
-    Chosen,
+    Selected,
     check_limits,
     without_payload,
 )
@@ -47,7 +47,7 @@ Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
 @dataclass(slots=True, eq=False)
 class Dispatcher:
-    """Chooses and records the deliveries of one consumer, on the event loop.
+    """Selects and records the deliveries of one consumer, on the event loop.
 
     ``position`` and ``consumer_seq`` run ahead of the machine, which has only what is applied. The
     machine's position stops after ``_top_seq``: other filters may want what these pass over.
@@ -261,7 +261,7 @@ class Dispatcher:
         self.waiters.append(waiter)
         self._arm_deadline()
 
-    # Choosing ------------------------------------------------------------------------------------
+    # Selecting -----------------------------------------------------------------------------------
 
     async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
         """Deliver what is available now."""
@@ -270,14 +270,14 @@ class Dispatcher:
             self._take_filters()
             batch = Batch(request)
             try:
-                await self._choose(batch)
-                pending = await self._count_pending() if batch.chosen else 0
+                await self._collect(batch)
+                pending = await self._count_pending() if batch.selected else 0
                 committed = self._record(batch.seqs)
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self._undo(batch.seqs)
                 raise
-            deliveries = self._to_deliveries(batch.chosen, pending)
+            deliveries = self._to_deliveries(batch.selected, pending)
         if batch.too_large:
             raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
         if committed is not None:
@@ -290,17 +290,17 @@ class Dispatcher:
                 raise ApiError(errors.CONSUMER_DELETED)
         return deliveries
 
-    async def _choose(self, batch: Batch) -> None:
-        """Choose messages that are due again, then new ones; all of them become in flight."""
-        exhausted = await self._choose_again(batch)
+    async def _collect(self, batch: Batch) -> None:
+        """Select messages that are due again, then new ones; all of them become in flight."""
+        exhausted = await self._collect_due(batch)
         if exhausted:
             await asyncio.shield(self._exhaustion.give_up(exhausted))
-        # Nothing may be awaited after the last look at new messages, or a wake would be missed.
+        # Nothing may be awaited after the last check for new messages, or a wake would be missed.
         if not batch.full:
-            await self._choose_new(batch)
+            await self._collect_new(batch)
 
-    async def _choose_again(self, batch: Batch) -> list[int]:
-        """Choose expired deliveries, ascending; return those that have no attempt left."""
+    async def _collect_due(self, batch: Batch) -> list[int]:
+        """Select expired deliveries, ascending; return those that have no attempt left."""
         exhausted: list[int] = []
         limit = self.consumer.config.max_deliver
         due = self.deadlines.take_due(self.log_time_ns(), self.in_flight)
@@ -320,14 +320,14 @@ class Dispatcher:
             message = self.reader.message(self.shard, block, position)
             if message is None:
                 continue  # the message is being erased, and will leave the pending ones
-            chosen = Chosen(seq, message, pending.attempts + 1)
-            if batch.take(chosen, int(block.sizes()[position])):
+            selected = Selected(seq, message, pending.attempts + 1)
+            if batch.take(selected, int(block.sizes()[position])):
                 self.in_flight.add(seq)
             else:
                 self.deadlines.note([seq])
         return exhausted
 
-    def _room(self) -> int:
+    def _ack_capacity(self) -> int:
         limit = self.consumer.config.max_ack_pending
         if limit < 0 or self.consumer.config.ack_policy == "none":
             return PULL_BYTES_MAX
@@ -340,9 +340,9 @@ class Dispatcher:
         """Sequences in flight that are not pending in the machine: first deliveries."""
         return self.in_flight.difference(self.consumer.pending)
 
-    async def _choose_new(self, batch: Batch) -> None:
-        room = self._room()
-        while room > 0 and not batch.full:
+    async def _collect_new(self, batch: Batch) -> None:
+        capacity = self._ack_capacity()
+        while capacity > 0 and not batch.full:
             position = self._catch_up()
             if position > self.shard.applied_seq:
                 return
@@ -353,10 +353,10 @@ class Dispatcher:
             if self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
             found = self._select(block, position)
-            taken = self._take_found(batch, found, room)
+            taken = self._take_found(batch, found, capacity)
             if taken is None:
                 return
-            room -= taken
+            capacity -= taken
 
     def _catch_up(self) -> int:
         """Move the position past settled and removed messages, and return it."""
@@ -374,10 +374,10 @@ class Dispatcher:
         pinned = self.consumer.pinned
         if pinned is None or block.base_seq >= pinned.end_seq:
             return found
-        chosen = pinned.mask(found.positions + block.base_seq)
-        return Found(block, found.positions[chosen], found.next_seq)
+        due = pinned.mask(found.positions + block.base_seq)
+        return Found(block, found.positions[due], found.next_seq)
 
-    def _take_found(self, batch: Batch, found: Found, room: int) -> int | None:
+    def _take_found(self, batch: Batch, found: Found, capacity: int) -> int | None:
         """Take messages while they fit; return how many, or None when the batch is complete."""
         taken = 0
         base_seq = found.block.base_seq
@@ -386,11 +386,11 @@ class Dispatcher:
             seq = base_seq + position
             if not self._is_out(seq):
                 self.position = seq
-                if taken >= room or batch.full:
+                if taken >= capacity or batch.full:
                     return None
                 message = self.reader.message(self.shard, found.block, position)
                 if message is not None:
-                    if not batch.take(Chosen(seq, message, 1), int(sizes[position])):
+                    if not batch.take(Selected(seq, message, 1), int(sizes[position])):
                         return None
                     self.in_flight.add(seq)
                     self._top_seq = max(self._top_seq, seq)
@@ -404,10 +404,10 @@ class Dispatcher:
         consumer = self.consumer
         return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
 
-    def _to_deliveries(self, chosen: list[Chosen], pending: int) -> list[Delivery]:
+    def _to_deliveries(self, selected: list[Selected], pending: int) -> list[Delivery]:
         deliveries = []
-        pending += sum(1 for item in chosen if item.attempt == 1)
-        for item in chosen:
+        pending += sum(1 for item in selected if item.attempt == 1)
+        for item in selected:
             self.consumer_seq += 1
             if item.attempt == 1:
                 pending -= 1
@@ -493,10 +493,10 @@ class Dispatcher:
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
         if not self.consumer.pending.keys() >= set(seqs):
-            self.wake()  # messages that were removed before they were recorded leave room
+            self.wake()  # messages that were removed before they were recorded leave capacity
 
     def _undo(self, seqs: list[int]) -> None:
-        """Make deliveries that were chosen and not recorded available again."""
+        """Make deliveries that were selected and not recorded available again."""
         self.in_flight.difference_update(seqs)
         self._joined = [seq for seq in self._joined if seq in self.in_flight]
         self._top_seq = max(self._given_seq(), self.consumer.delivered.stream_seq, *self.in_flight)

@@ -33,8 +33,8 @@ def check_limits(config: ConsumerConfig, request: PullRequest) -> None:
 
 
 @dataclass(slots=True, frozen=True)
-class Chosen:
-    """A message chosen for delivery, and the number of the attempt."""
+class Selected:
+    """A message selected for delivery, and the number of the attempt."""
 
     seq: int
     message: StoredMessage
@@ -45,33 +45,33 @@ class Batch:
     """Collects the messages of a pull: at most ``batch`` messages and ``max_bytes``."""
 
     def __init__(self, request: PullRequest) -> None:
-        self.chosen: list[Chosen] = []
+        self.selected: list[Selected] = []
         self.full = False
         self.too_large = 0
         """Size of the first message if it alone exceeds ``max_bytes``, else 0."""
-        self._room = request.batch
+        self._left = request.batch
         self._bytes = 0
         self._bytes_max = request.max_bytes or PULL_BYTES_MAX
         self._strict = request.max_bytes > 0
 
     @property
     def seqs(self) -> list[int]:
-        """Sequences of the chosen messages."""
-        return [item.seq for item in self.chosen]
+        """Sequences of the selected messages."""
+        return [item.seq for item in self.selected]
 
-    def take(self, item: Chosen, size: int) -> bool:
+    def take(self, item: Selected, size: int) -> bool:
         """Add ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
         if self.full:
             return False
-        first = not self.chosen
+        first = not self.selected
         if self._bytes + size > self._bytes_max and (not first or self._strict):
             self.too_large = size if first else 0
             self.full = True
             return False
-        self.chosen.append(item)
+        self.selected.append(item)
         self._bytes += size
-        self._room -= 1
-        self.full = self._room <= 0
+        self._left -= 1
+        self.full = self._left <= 0
         return True
 
 
@@ -90,7 +90,7 @@ class ColumnBatch:
         self.count = 0
         self.last_seq = 0
         self.too_large = 0
-        self._room = request.batch
+        self._left = request.batch
         self._bytes_left = request.max_bytes or PULL_BYTES_MAX
         self._strict = request.max_bytes > 0
         self._headers_only = headers_only
@@ -99,11 +99,11 @@ class ColumnBatch:
     @property
     def full(self) -> bool:
         """Whether nothing more fits."""
-        return self._room <= 0
+        return self._left <= 0
 
     def take(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> int:
         """Add messages at ``positions`` of ``block`` while they fit; return how many did."""
-        wanted = positions[: self._room]
+        wanted = positions[: self._left]
         if not len(wanted):
             return 0
         sizes = block.sizes()[wanted]
@@ -117,7 +117,7 @@ class ColumnBatch:
         if taken:
             self._add(block, wanted[:taken], subjects)
             self._bytes_left -= int(ends[taken - 1])
-        self._room = 0 if taken < len(wanted) else self._room - taken
+        self._left = 0 if taken < len(wanted) else self._left - taken
         return taken
 
     def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> None:
@@ -157,10 +157,10 @@ def _columns_at(columns: MessageColumns, positions: NDArray[np.intp]) -> Message
     offsets, heap = as_u32(columns.offsets), columns.payload
     starts, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()
     payloads = [heap[begin:end] for begin, end in zip(starts, ends, strict=True)]
-    chosen = columns_of(payloads, None)
+    selected = columns_of(payloads, None)
     if columns.headers is not None:
-        chosen.headers = columns.headers.select(positions)
-    return chosen
+        selected.headers = columns.headers.select(positions)
+    return selected
 
 
 def _without_payloads(columns: MessageColumns) -> MessageColumns:

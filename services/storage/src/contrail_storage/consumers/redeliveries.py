@@ -18,8 +18,8 @@ SLICE_MAX: Final = 8_192
 class Redeliveries:
     """Deadlines of the pending messages, the earliest first.
 
-    A message that is acknowledged or postponed leaves a stale deadline in the heap. It goes when
-    it is reached, or when so many are stale that the heap is rebuilt.
+    A message that is acknowledged or postponed leaves a stale deadline in the heap. It is removed
+    when it is reached, or when so many are stale that the heap is rebuilt.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Redeliveries:
         ]
 
     def earliest_ns(self) -> int | None:
-        """The time to look again, None for never. It may be of a stale deadline."""
+        """The next time to check, None for never. It may be of a stale deadline."""
         return self._heap[0][0] if self._heap else None
 
     def drop_stale(self) -> None:

@@ -29,7 +29,7 @@ class ShardedDispatcher:
 
     def __init__(self, dispatchers: Sequence[Dispatcher]) -> None:
         self.dispatchers = tuple(dispatchers)
-        # Index of the dispatcher that the next pull looks at first.
+        # Index of the dispatcher that the next pull begins with.
         self._first = 0
         lock = asyncio.Lock()
         for dispatcher in self.dispatchers:
@@ -59,7 +59,7 @@ class ShardedDispatcher:
                 left = deadline - loop.time()
                 if found or request.no_wait or left <= 0:
                     break
-                waiter = waiter or self._queue_up(look_again=not queue_first)
+                waiter = waiter or self._queue_up(recheck=not queue_first)
                 queue_first = False
                 if not await woken(waiter, left):
                     break
@@ -80,14 +80,14 @@ class ShardedDispatcher:
                 if not dispatcher.closed:
                     dispatcher.wake()
 
-    def _queue_up(self, *, look_again: bool) -> asyncio.Event:
+    def _queue_up(self, *, recheck: bool) -> asyncio.Event:
         first = self.dispatchers[0]
         if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
             raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
         waiter = asyncio.Event()
         for dispatcher in self.dispatchers:
             dispatcher.wait(waiter)
-        if look_again:  # messages that came after the look at their dispatcher woke nobody
+        if recheck:  # messages that came after their dispatcher was tried woke nobody
             waiter.set()
         return waiter
 
