@@ -34,7 +34,7 @@ def test_bound_consumer_is_in_use_and_goes_when_it_is_released(
         await node.consumers.drop_inactive()
         assert await bound()
         await second.aclose()
-        while node.streams.parts("S")[0].machine.consumers:
+        while node.streams.stream("S").shards[0].machine.consumers:
             await node.consumers.drop_inactive()
         with pytest.raises(ApiError) as gone:
             await link.bind_consumer("S", "c")

@@ -304,7 +304,7 @@ def test_shards_of_a_stream_become_one_incarnation_and_cursors_of_the_old_one_ar
     async def after(node: StorageNode, link: LocalLink) -> None:
         info = await link.stream_info("WIDE")
         assert (info.state.messages, len(info.shards)) == (40, 4)
-        records = [shard.machine.record for shard in node.streams.parts("WIDE")]
+        records = [shard.machine.record for shard in node.streams.stream("WIDE").shards]
         assert len({record.incarnation for record in records if record is not None}) == 1
         assert not node.readiness()
 

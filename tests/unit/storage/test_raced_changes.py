@@ -233,7 +233,7 @@ def test_purge_of_a_stream_that_was_made_anew_meanwhile_leaves_the_new_one_alone
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 3)
-        old = node.streams.parts("S")
+        old = node.streams.stream("S").shards
         await link.delete_stream("S")
         await link.put_stream(ONE, "create", None, False)
         await fill(link, 3)

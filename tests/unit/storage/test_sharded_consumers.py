@@ -280,7 +280,7 @@ def test_update_reaches_every_shard_under_one_version(tmp_path: Path) -> None:
         changed = consumer(max_ack_pending=7, ack_wait_ns=SECOND_NS)
         after, created = await link.put_consumer("S", changed, "put", before.version, False)
         assert (after.version, created) == (before.version + 1, False)
-        configs = [shard.machine.consumer("c").config for shard in node.streams.parts("S")]  # type: ignore[union-attr]
+        configs = [shard.machine.consumer("c").config for shard in node.streams.stream("S").shards]  # type: ignore[union-attr]
         assert configs == [after.config] * SHARDS
         stale = link.put_consumer("S", consumer(), "put", before.version, False)
         await refused(stale, errors.PRECONDITION_FAILED)
@@ -367,7 +367,7 @@ def test_crash_at_any_entry_leaves_a_consumer_on_all_shards_or_none(
     async def look(image: Path) -> str:
         async with asyncio.timeout(PATIENCE_S), running(image) as node:
             link = LocalLink(node)
-            found = [shard.machine.consumer("c") for shard in node.streams.parts("S")]
+            found = [shard.machine.consumer("c") for shard in node.streams.stream("S").shards]
             configs = [None if one is None else one.config for one in found]
             assert len({repr(config) for config in configs}) == 1
             if configs[0] is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import islice
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -18,6 +19,7 @@ from contrail_storage.node import StorageNode
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.subject_keys import SubjectKeys
 
+_by_name = attrgetter("name")
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams, and consumers, that have metrics of their own at most."""
 
@@ -114,16 +116,15 @@ class _NodeCollector:
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:
-        streams = self._node.streams
-        names = streams.names()
-        yield GaugeMetricFamily("contrail_streams", "Number of streams", len(names))
-        damaged = sum(any(shard.damaged for shard in streams.parts(name)) for name in names)
+        streams = sorted(self._node.streams.listed(), key=_by_name)
+        yield GaugeMetricFamily("contrail_streams", "Number of streams", len(streams))
+        damaged = sum(any(shard.damaged for shard in stream.shards) for stream in streams)
         yield GaugeMetricFamily(
             "contrail_streams_damaged",
             "Number of streams that are unavailable because of damage",
             damaged,
         )
-        losses = [shard.machine.loss for name in names for shard in streams.parts(name)]
+        losses = [shard.machine.loss for stream in streams for shard in stream.shards]
         yield GaugeMetricFamily(
             "contrail_shards_data_loss",
             "Number of shards with accepted data loss",
@@ -148,8 +149,8 @@ class _NodeCollector:
                 ),
             )
         }
-        for stream in names[:_STREAMS_MAX]:
-            machines = [shard.machine for shard in streams.parts(stream)]
+        for stream in streams[:_STREAMS_MAX]:
+            machines = [shard.machine for shard in stream.shards]
             consumers = [one for machine in machines for one in machine.consumers.values()]
             values = {
                 "messages": sum(machine.counters.messages for machine in machines),
@@ -159,7 +160,7 @@ class _NodeCollector:
                 "ack_pending": sum(len(one.pending) for one in consumers),
             }
             for name, value in values.items():
-                families[name].add_metric([stream], value)
+                families[name].add_metric([stream.name], value)
         yield from families.values()
 
     def _upkeep_metrics(self) -> Iterable[Metric]:
@@ -229,19 +230,18 @@ class _NodeCollector:
                 ),
             )
         }
-        streams = self._node.streams
         consumers = (
             (stream, name)
-            for stream in streams.names()
-            for name in streams.parts(stream)[0].machine.consumer_ids
+            for stream in sorted(self._node.streams.listed(), key=_by_name)
+            for name in stream.shards[0].machine.consumer_ids
         )
         for stream, consumer in islice(consumers, _CONSUMERS_MAX):
             values = dict.fromkeys(families, 0)
-            for shard in streams.parts(stream):
+            for shard in stream.shards:
                 for name, value in _consumer_values(shard, consumer).items():
                     values[name] += value
             for name, value in values.items():
-                families[name].add_metric([stream, consumer], value)
+                families[name].add_metric([stream.name, consumer], value)
         yield from families.values()
 
 

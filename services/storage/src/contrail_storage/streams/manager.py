@@ -146,17 +146,9 @@ class StreamManager:
                 streams.append(stream)
         return streams
 
-    def entry(self, name: str) -> StreamEntry:
-        """Return the meta entry of the listed stream ``name`` (STREAM_NOT_FOUND)."""
-        return self.stream(name).entry
-
     def shard(self, name: str, number: int | None = None) -> Shard:
         """Return a shard of the listed stream ``name``, as `Stream.shard`."""
         return self.stream(name).shard(number)
-
-    def parts(self, name: str) -> list[Shard]:
-        """All shards of the listed stream ``name`` in order."""
-        return self.stream(name).shards
 
     def shards(self) -> list[Shard]:
         """Return the shards of all listed streams."""
@@ -320,7 +312,7 @@ class StreamManager:
     async def delete(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
         async with self._lock:
-            entry = self.entry(name)
+            entry = self.stream(name).entry
             record = self._shards[entry.shard].machine.record
             assert record is not None
             # The shard decides, because it knows the version. After this command it has no stream.
