@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of delivery over HTTP."""
+"""The OpenAPI documentation of delivery over HTTP."""
 
 from typing import Any, Final
 

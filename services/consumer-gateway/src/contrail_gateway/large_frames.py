@@ -1,4 +1,4 @@
-"""Large messages of a socket: where their frames and the messages of a batch are, in steps."""
+"""Large socket messages: find their frames, and the messages of a batch, in short steps."""
 
 from typing import Final, Protocol
 
@@ -22,16 +22,16 @@ from contrail_gateway.core.frames import PackedPub, Pub
 from contrail_gateway.core.session import SETTLED_MAX
 
 FRAMES_MAX: Final = 10_000
-"""Frames in one message."""
+"""Limit of the frames in one message."""
 
 _FRAMES: Final = "frames in a message"
 _LISTED_MAX: Final = 4 * SETTLED_MAX
-"""Brackets and commas of a frame that is no publish: three for each of its ranges."""
+"""Limit of brackets and commas in a frame that does not publish: three for each range."""
 _FIELDS_MAX: Final = 32
 _SHORT_BYTES: Final = 4 << 10
 
 Spans = list[tuple[int, int]]
-"""First byte and byte behind the last, of each."""
+"""Start and end of each part, in bytes; the end is exclusive."""
 
 
 def check_frames(count: int) -> None:
@@ -43,38 +43,38 @@ def check_frames(count: int) -> None:
 
 
 class Form(Protocol):
-    """How the large messages of a sub-protocol are taken apart; ApiError for what cannot be."""
+    """Splits the large messages of one sub-protocol. Its methods raise ApiError for bad input."""
 
     def is_plain(self, text: bytes) -> bool:
-        """Whether anything in it is decoded in a few milliseconds."""
+        """Return True if any message of this size is decoded in a few milliseconds."""
         ...
 
     def look_through(self, message: bytes) -> Steps[None]:
-        """Check what the decoder does not, or would be too late to."""
+        """Check what the decoder does not check, or checks too late."""
         ...
 
     def frames(self, message: bytes) -> Steps[Spans]:
-        """The frames of an array."""
+        """Return the frames of an array."""
         ...
 
     def skeleton(self, frame: bytes) -> Steps[bytes]:
-        """The frame with nothing inside its large arrays and objects."""
+        """Return the frame with its large arrays and objects left empty."""
         ...
 
     def items(self, frame: bytes) -> Steps[Spans]:
-        """The messages of a ``pub_batch``."""
+        """Return the messages of a ``pub_batch``."""
         ...
 
     def item(self, raw: bytes, at: str, payload_bytes_max: int) -> Steps[Part]:
-        """One of these, at the pointer ``at``."""
+        """Read one of these messages, at the pointer ``at``."""
         ...
 
     def pub(self, frame: bytes, payload_bytes_max: int) -> Steps[Part]:
-        """What a ``pub`` publishes."""
+        """Read the message of a ``pub``."""
         ...
 
     def check_lists(self, frame: bytes) -> Steps[None]:
-        """Refuse another frame that lists more than any may (BATCH_TOO_LARGE)."""
+        """Refuse any other frame whose lists are longer than allowed (BATCH_TOO_LARGE)."""
         ...
 
 
@@ -167,7 +167,7 @@ class PackedForm:
         return b"".join(kept)
 
     def _fields(self, parts: PackedParts, frame: bytes) -> Steps[Spans]:
-        """The keys and values of a frame, one behind the other."""
+        """Return the keys and values of a frame, alternating."""
         head = parts.map(0)
         if head is None:
             raise ApiError(errors.MALFORMED_BODY, "a frame must be an object with an op")
@@ -213,7 +213,7 @@ class PackedForm:
 
 
 def _all(parts: PackedParts, head: tuple[int, int], size: int) -> Steps[Spans]:
-    """All values behind a head, with which the text ends."""
+    """Return all values after a head; the text must end with them."""
     count, start = head
     spans = yield from parts.spans(start, count)
     if (spans[-1][1] if spans else start) != size:

@@ -38,7 +38,7 @@ from contrail_gateway.large_frames import Form, JsonForm, PackedForm, check_fram
 
 _BLANK: Final = b" \t\r\n"
 _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
-"""How an array begins in msgpack."""
+"""First bytes of an array in msgpack."""
 
 
 class BatchAcks(ServerFrame, tag="acks"):
@@ -167,7 +167,7 @@ class InvalidTextError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Misunderstood:
-    """An object that is no frame of a client, and why."""
+    """An object that is not a client frame, with the error to answer."""
 
     id: FrameId | None
     sid: str | None
@@ -187,7 +187,7 @@ Received = ClientFrame | Misunderstood | LargeBatch
 
 
 class _Named(msgspec.Struct):
-    """What a frame says of itself, whatever else is wrong with it."""
+    """The fields of a frame that name it; they are read even if the rest of it is invalid."""
 
     op: msgspec.Raw
     id: msgspec.Raw = msgspec.Raw(b"")
@@ -197,9 +197,9 @@ class _Named(msgspec.Struct):
 Token = str | msgspec.UnsetType
 ShardNumber = int | msgspec.UnsetType
 Row = tuple[int, str, str, Headers, int, int, int, bytes, Token, ShardNumber]
-"""What stands of a message in a frame, as :class:`PackedPushedMessage` behind its stream."""
+"""A message in a frame: the fields of :class:`PackedPushedMessage` after its stream."""
 Pack = Callable[[str, str, Iterable[Row]], Messages | PackedMessages]
-"""From sid, stream and messages to the frame that carries them."""
+"""Makes a frame from a sid, a stream and its messages."""
 
 
 class Codec:
@@ -299,7 +299,7 @@ class Codec:
                 yield from self._large_frame(part, payload_bytes_max)
 
     def _large_frame(self, part: bytes, payload_bytes_max: int) -> Iterator[Received | None]:
-        """A frame that takes long to read: it publishes, or lists much."""
+        """Read a frame that takes long: one that publishes, or has long lists."""
         large = self._large
         frame = self._part((yield from large.skeleton(part)))
         yield None
@@ -327,7 +327,7 @@ class Codec:
             yield Misunderstood(frame.id, getattr(frame, "sid", None), error)
 
     def messages(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> bytes:
-        """The frame that carries ``pulled``; ``sign`` None gives its messages no tokens."""
+        """Return the frame with the messages ``pulled``. Without ``sign`` they have no tokens."""
         if not isinstance(pulled, DeliveryColumns):
             rows = _listed_rows(pulled, sign)
         elif sub.cols:
@@ -341,7 +341,7 @@ class Codec:
 
 
 def _valid(decoder: Any, raw: msgspec.Raw) -> Any:
-    """The value of ``raw``, None when it is missing or of another type."""
+    """Return the value of ``raw``, or None if it is missing or has another type."""
     try:
         return decoder.decode(raw) if bytes(raw) else None
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""What the sessions of sockets count."""
+"""Metrics of the sockets."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ class SessionCounts(Collector):
         self.acks = 0
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, as the registry asks for them."""
+        """Return the metrics."""
         yield GaugeMetricFamily(
             "contrail_subscriptions", "Subscriptions on open sockets.", self.subscriptions
         )
