@@ -124,6 +124,7 @@ def _streams() -> Iterator[Ask]:
     yield Ask("PATCH", S, 422, json={"max_msgs": "5"}, headers=_MERGE_PATCH)
     yield Ask("PATCH", S, 415, json={"max_msgs": 5}, headers={"content-type": "text/plain"})
     yield Ask("GET", S, 200)
+    yield Ask("GET", "/v1/%73treams/%53", 200)
     yield Ask("HEAD", S, 200)
     yield Ask("GET", "/v1/streams/none", 404)
     yield Ask("GET", "/v1/streams?limit=1", 200, keep={"page": ("next_page_token",)})

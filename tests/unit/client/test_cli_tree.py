@@ -61,6 +61,12 @@ def audible() -> Iterator[None]:
     show.console.quiet = show.errors.quiet = False
 
 
+@pytest.fixture(autouse=True)
+def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typer would build the tree again for each call, which takes longer than all else here."""
+    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
+
+
 @pytest.fixture
 def silent_server() -> str:
     """The address of a port at which nobody listens."""
@@ -93,7 +99,6 @@ def call_of(path: tuple[str, ...], folder: Path) -> list[str]:
 # Help --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @named(ALL)
 def test_help_tells_of_everything_as_it_is_written(path: tuple[str, ...]) -> None:
     result = contrail(*path, "--help")
@@ -122,11 +127,11 @@ def test_help_of_the_root_lists_every_command() -> None:
 # Without a server --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 @named(CLIENT)
 def test_without_a_server_it_ends_with_1_and_one_line(
-    path: tuple[str, ...], silent_server: str, tmp_path: Path
+    path: tuple[str, ...], silent_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("contrail_client.calls.Retries.backoff_s", lambda *_: 0.0)
     call = [*call_of(path, tmp_path), "--server", silent_server]
     result = contrail(*call)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -140,7 +145,6 @@ def test_without_a_server_it_ends_with_1_and_one_line(
         assert result.stdout == ""
 
 
-@pytest.mark.long
 @named(LEAVES)
 @each("bad", [("--nonsense",), ("--config", "/nowhere/c.toml"), ("a",) * 9], ids=" ".join)
 def test_misuse_ends_with_2_and_one_line(path: tuple[str, ...], bad: tuple[str, ...]) -> None:
