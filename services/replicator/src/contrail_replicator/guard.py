@@ -1,8 +1,8 @@
 """Rules a Raft message must pass before the core sees it, and before it leaves.
 
-The core was found to acknowledge and to cut entries wrongly: it cuts a log that does not
-conflict, moves the commit index on a snapshot message, and counts acknowledgements of an earlier
-leadership. Here a message is rewritten so that the core only ever gets what it handles rightly.
+The library's core has faults: it cuts a log that does not conflict, moves the commit index on a
+snapshot message, and counts acknowledgements of an earlier leadership. So messages are checked and
+rewritten here, and the core only gets messages that it handles correctly.
 """
 
 from collections import deque
@@ -101,7 +101,7 @@ class DurabilityBarrier:
         """Oldest first; at most `_HELD_MAX`."""
 
     def hold(self, position: int, term: int, peer: str, message: Message) -> None:
-        """Keep a message; beyond the bound it is dropped, which Raft takes for a lost one."""
+        """Keep a message. Beyond the bound it is dropped, which Raft treats like a lost message."""
         if len(self.held) < _HELD_MAX:
             self.held.append(_Held(position, term, peer, message))
 
@@ -116,5 +116,5 @@ class DurabilityBarrier:
                 yield held.peer, held.message
 
     def clear(self) -> None:
-        """Drop everything: what was relied on will never be durable."""
+        """Drop everything: the records that the messages rely on will never be durable."""
         self.held.clear()

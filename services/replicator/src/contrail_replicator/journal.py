@@ -113,7 +113,7 @@ class GroupJournal:
         self.term, self.voted_for = term, voted_for
 
     def handle_durable(self, position: int, index: int) -> None:
-        """Take the node log's word: the first `position` records are durable and end at `index`."""
+        """Note that the first `position` records are durable; they end the log at `index`."""
         self.durable_position = position
         self.durable_index = (
             index if position >= self._cut_position else min(index, self._cut_index)
@@ -124,7 +124,7 @@ class GroupJournal:
         return self._log.has_capacity(size)
 
     def cut_to_durable(self) -> None:
-        """Give up what the failed node log did not make durable."""
+        """Drop the entries that the failed node log did not make durable."""
         self._cut_memory(self.durable_index)
 
     def restate_end(self) -> None:

@@ -55,13 +55,13 @@ class JournalLog(Protocol):
 
 
 class GroupEndpoint(Protocol):
-    """The side of a group that a transport delivers to, on the event loop."""
+    """The part of a group that receives from a transport. Called on the event loop."""
 
     def receive(self, peer: str, message: Message) -> None:
         """Take a message of an authenticated peer."""
 
     def link_changed(self, peer: str, connected: bool) -> None:
-        """Note that a peer can, or cannot, be sent to."""
+        """Note whether messages can be sent to a peer."""
 
 
 class Transport(Protocol):
@@ -74,7 +74,7 @@ class Transport(Protocol):
         """Deliver nothing more to the group."""
 
     def send(self, group: int, peer: str, message: Message) -> None:
-        """Send without waiting; what cannot be sent is dropped."""
+        """Send without waiting; drop the message if it cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Transports. A group of one has nobody to talk to; networked groups bring their own."""
+"""The transport of groups of one. Groups with several members supply their own."""
 
 from contrail_replicator.ports import GroupEndpoint, Message
 

@@ -47,7 +47,7 @@ def salvage(
 
     Changes nothing. Raises OSError, and UnsupportedVersionError for the log of a newer release.
     """
-    reader = _Reader(applied)
+    reader = _SegmentSalvage(applied)
     try:
         segments = list_segments(files, directory)
     except FileNotFoundError:
@@ -100,7 +100,7 @@ def begin_again(
     note_newest(files, directory, segment)
 
 
-class _Reader:
+class _SegmentSalvage:
     def __init__(self, applied: Mapping[int, int]) -> None:
         self._groups = {number: SalvagedGroup(index) for number, index in applied.items()}
         self.next_segment = 0

@@ -1,7 +1,7 @@
 """Sealing the content of messages with the keys of their subjects, and opening it again.
 
-AES-256-GCM, one nonce of 96 random bits a message: under one key 2^32 messages are the bound of the
-standard (NIST SP 800-38D, 8.3). What is sealed opens under its key's id only.
+AES-256-GCM with a random nonce of 96 bits for each message. The standard allows 2^32 messages under
+one key (NIST SP 800-38D, 8.3). Content is bound to the id of its key.
 """
 
 import os
@@ -28,7 +28,7 @@ from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys
 
 
 class ContentBrokenError(BlockCorruptError):
-    """Sealed content does not open, and not because its key was destroyed."""
+    """Sealed content does not open although its key exists."""
 
     base_seq = 0
     """Of the block, where one of several is meant."""
@@ -37,7 +37,7 @@ class ContentBrokenError(BlockCorruptError):
 def seal_columns(
     columns: MessageColumns, index: Sequence[int], keys: Sequence[SubjectKey]
 ) -> MessageColumns:
-    """``columns`` sealed, each message with the key that ``index`` names for it."""
+    """Return ``columns`` sealed. Message ``n`` is sealed with the key ``keys[index[n]]``."""
     count = columns.count
     headers = [None] * count if columns.headers is None else columns.headers.each()
     ends = as_u32(columns.offsets).tolist()
@@ -59,16 +59,16 @@ def seal_columns(
 
 
 class ContentOpener:
-    """Opens what was sealed with subject keys. Thread-safe; reads the file of keys at times.
+    """Opens content sealed with subject keys. Thread-safe; may read the key file.
 
-    Whatever it opens may raise ContentBrokenError.
+    Every method that opens content may raise ContentBrokenError.
     """
 
     def __init__(self, keys: SubjectKeys | None) -> None:
         self._keys = keys
 
     def gone(self, columns: MessageColumns) -> NDArray[np.bool_] | None:
-        """Which messages cannot be opened since their keys were destroyed; None: no message."""
+        """The messages whose keys were destroyed, as a mask; None if there are none."""
         if columns.seals is None or self._keys is None:
             return None
         gone = self._keys.gone(columns.seals.key_ids)

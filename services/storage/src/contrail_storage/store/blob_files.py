@@ -1,7 +1,7 @@
 """Blob files, in which RocksDB keeps large values, read without the store.
 
-Needed where the store itself gives no answer: which of these files hold a key, and what still
-stands in them when the tables that named it are gone. The layout is version 1 of RocksDB's blob
+The store itself does not say which of these files have a key, and cannot read a value when the
+table that referred to it is lost. The layout is version 1 of RocksDB's blob
 log (``db/blob/blob_log_format.h``), little-endian:
 
     file   = magic u32, version u32, 22 bytes | records | footer of 32 bytes
@@ -60,7 +60,7 @@ class BlobFile:
 
 @dataclass(slots=True, frozen=True)
 class BlobRecord:
-    """Where the value of ``key`` stands in a file."""
+    """The position of the value of ``key`` in a file."""
 
     key: bytes
     offset: int
@@ -108,10 +108,10 @@ def _masked(crc: int) -> int:
 
 
 class StrayBlobs:
-    """The values in all files of a folder by their keys, whether anything names them or not.
+    """All values in the blob files of a folder by key, also those that no table refers to.
 
-    For folders whose tables were lost. Takes about 300 bytes a value; reads nothing before it is
-    asked.
+    For folders with lost tables. The index takes about 300 bytes for each value, and is built with
+    the first question.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,9 +126,9 @@ class StrayBlobs:
         return [*takewhile(lambda key: key.startswith(prefix), islice(self._keys, start, None))]
 
     def values(self, key: bytes) -> Iterator[bytes]:
-        """What was ever written under ``key`` and still stands in a file, newest file first.
+        """Yield all values of ``key`` that are still in a file, newest file first.
 
-        Unchecked: values may be damaged, or have been replaced or deleted.
+        They are not checked: a value may be damaged, or replaced or deleted since.
         """
         for name, record in self._index().get(key, ()):
             with (self._folder / name).open("rb") as file:

@@ -1,4 +1,4 @@
-"""Codecs of block bodies. What a block was written with stands in the block."""
+"""Codecs of block bodies. Each block names its codec by number."""
 
 from collections.abc import Mapping
 from typing import Final, cast
@@ -9,11 +9,11 @@ from contrail_common.columns.blocks import BlockCodec
 from contrail_common.model import Compression
 
 COMPRESS_FROM: Final = 4 * 1024
-"""Bodies below are not worth it: most will be merged soon, and zstd alone takes 15 us to begin."""
+"""Smaller bodies are not compressed: most are merged soon, and zstd takes 15 us to begin."""
 
 
 class _ArrowCodec:
-    """A codec of pyarrow, which lets other threads run meanwhile."""
+    """A codec of pyarrow. It releases the GIL, so other threads run meanwhile."""
 
     min_bytes = COMPRESS_FROM
 
@@ -35,7 +35,7 @@ _LZ4: Final = _ArrowCodec(1, "lz4_raw")
 _ZSTD: Final = _ArrowCodec(2, "zstd", 1)
 
 BLOCK_CODECS: Final[Mapping[int, BlockCodec]] = {codec.number: codec for codec in (_LZ4, _ZSTD)}
-"""All there are, by the number that blocks name them by."""
+"""All codecs by the number in stored blocks."""
 
 _BY_NAME: Final[Mapping[Compression, BlockCodec | None]] = {
     "none": None,

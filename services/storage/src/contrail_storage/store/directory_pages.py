@@ -1,10 +1,9 @@
 """The directory of a shard's blocks on the disk: pages, and the rows of single blocks over them.
 
-With a row for each block a start would take as long as the stream is long. Blocks that have stood
-for a while are therefore listed by the thousand, in pages: one covers the sequences from that in
-its key up to its ``stop``. A row of a single block in that range counts instead of what the page
-says of the block; an empty one says that the block is gone. Above the last page every block has
-its row.
+With one row for each block, the time of a start would grow with the stream. So older blocks are
+listed in pages of about a thousand. A page covers the sequences from the one in its key up to, but
+not including, its ``stop``. A row of a single block overrides the page's entry of that block; an
+empty row means that the block was removed. Blocks above the last page have a row each.
 """
 
 import struct
@@ -21,7 +20,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Row
 
 PAGE_BLOCKS: Final = 1_024
-"""Blocks of a page when it is first written; as many of the newest are in none."""
+"""Blocks of a new page. The newest blocks, up to this number, are in no page."""
 _STALE_PART: Final = 4
 """A page is rewritten when rows override this fraction (1/4) of its blocks."""
 
@@ -46,7 +45,7 @@ class PageRange(NamedTuple):
 
 @dataclass(slots=True)
 class PageRanges:
-    """Which sequences of a shard the pages cover, and how many rows stand over each page."""
+    """The sequences that the pages of a shard cover, and the rows that override each page."""
 
     page_blocks: int = PAGE_BLOCKS
     stop: int = 0
@@ -55,7 +54,7 @@ class PageRanges:
     _stale: dict[int, int] = field(default_factory=dict)
 
     def note(self, base_seq: int, rows: int = 1) -> None:
-        """So many rows of single blocks were written that matter to the page of ``base_seq``."""
+        """Count ``rows`` that override entries in the page of ``base_seq``, if it is in a page."""
         at = bisect_right(self.starts, base_seq) - 1
         if at >= 0 and base_seq < self.stop:
             start = self.starts[at]
@@ -82,7 +81,7 @@ class PageRanges:
 
 
 class StoredDirectory:
-    """A shard's directory as its rows say: columns of spans in order of sequence."""
+    """The directory of a shard as it is stored: columns of spans in order of sequence."""
 
     def __init__(self, pages: Rows, rows: Rows, page_blocks: int = PAGE_BLOCKS) -> None:
         self.ranges = PageRanges(page_blocks)
@@ -112,7 +111,7 @@ class StoredDirectory:
 
 
 def page_rows(shard: int, at: PageRange, pages: Rows, rows: Rows) -> list[Row]:
-    """What makes one page of the stored ``pages`` and ``rows`` that lie within ``at``."""
+    """Return the changes that replace stored ``pages`` and ``rows`` within ``at`` by one page."""
     low = keys.large_key(keys.BLOCK_INDEX, shard, at.start)
     high = keys.large_key(keys.BLOCK_INDEX, shard, at.stop)
     key = keys.large_key(keys.BLOCK_PAGE, shard, at.start)
@@ -131,10 +130,11 @@ def _decode(page: bytes) -> tuple[int, Spans]:
 
 
 def _overlaid(listed: Spans, over: dict[int, bytes]) -> Spans:
-    """The spans of pages with what rows of single blocks say instead."""
+    """The spans of pages, overridden by the rows of single blocks."""
     if not over:
         return listed
     kept = listed[~np.isin(listed["base"], np.array(list(over), np.uint64))]
+    # An empty row means that the block is removed.
     there = {base_seq: row for base_seq, row in over.items() if row}
     both = np.concatenate([kept, _spans(list(there), list(there.values()))])
     return both[np.argsort(both["base"])]

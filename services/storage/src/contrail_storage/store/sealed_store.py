@@ -1,6 +1,6 @@
-"""The node's store, encrypted: every value is sealed to the key that it stands under.
+"""The encrypted store: every value is sealed, and bound to its key.
 
-Keys stay as they are: kinds, numbers of shards and sequences, no names.
+Keys are not sealed. They have kinds, shard numbers and sequences, and no names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class SealedStore:
         return self._store
 
     def begin_writing(self) -> None:
-        """Go on from reading alone."""
+        """Allow writing, after the store was opened for reading."""
         self._store.begin_writing()
 
     def write(self, operations: Sequence[Operation]) -> None:
@@ -48,11 +48,11 @@ class SealedStore:
         return self._all_opened(keys, self._store.get_many(keys))
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_many`, of values that are not worth a place in the cache."""
+        """As `get_many`, but the values are not cached."""
         return self._all_opened(keys, self._store.get_once(keys))
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_once`, past RocksDB's checksums; what does not open is an error all the same."""
+        """As `get_once`, without RocksDB's checksums; a value that does not open is an error."""
         return self._all_opened(keys, self._store.get_unverified(keys))
 
     def _all_opened(
@@ -126,4 +126,4 @@ class SealedView:
 
 
 Store = RocksStore | SealedStore
-"""What a node keeps its rows in."""
+"""The store of a node's rows on disk."""

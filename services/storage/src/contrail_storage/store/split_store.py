@@ -1,4 +1,4 @@
-"""A node's rows in one: those of in-memory shards and groups in memory, all others in its store."""
+"""All rows of a node: those of in-memory shards and groups in memory, the others on disk."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +12,10 @@ _IN_MEMORY_BIT: Final = 0x80
 
 
 class SplitStore:
-    """Rows of every shard by the number in their keys. Methods and errors are those of a `Store`.
+    """Chooses the side of a row by the shard number in its key. Methods and errors as of `Store`.
 
-    A batch reaches memory once the store below has taken its part: a stalled one takes nothing.
+    A batch is written to memory after the store on disk has taken its part. So if that store is
+    stalled, nothing is written.
     """
 
     def __init__(self, durable: Store, memory: MemoryStore) -> None:
@@ -41,11 +42,11 @@ class SplitStore:
         return self._side(keys[0]).get_many(keys) if keys else []
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_many`, of values that are not worth a place in a cache."""
+        """As `get_many`, but the values are not cached."""
         return self._side(keys[0]).get_once(keys) if keys else []
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """As `get_once`, past the checksums of the store on the disk."""
+        """As `get_once`, without the checksums of the store on disk."""
         return self._side(keys[0]).get_unverified(keys) if keys else []
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -76,5 +77,5 @@ class SplitView:
 
 
 def _in_memory(key: bytes) -> bool:
-    # Behind the kind stands the number of the shard or group, big-endian; a prefix may lack it.
+    # After the kind comes the number of the shard or group, big-endian; a prefix may lack it.
     return len(key) > 1 and key[1] >= _IN_MEMORY_BIT

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 OnDurable = Callable[[int, int], None]
 
 
-class Mark(NamedTuple):
+class LogEnd(NamedTuple):
     """End of a group's log after its first `position` records, with the term and vote then."""
 
     position: int
@@ -17,7 +17,7 @@ class Mark(NamedTuple):
     voted_for: str | None
 
 
-NOTHING: Final = Mark(0, 0, 0, 0, None)
+NOTHING: Final = LogEnd(0, 0, 0, 0, None)
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class LogGroup:
     last_term: int = 0
     term: int = 0
     voted_for: str | None = None
-    durable: Mark = NOTHING
+    durable: LogEnd = NOTHING
     on_durable: OnDurable | None = None
 
-    def mark(self) -> Mark:
+    def mark(self) -> LogEnd:
         """The current end of the log."""
-        return Mark(self.position, self.last_index, self.last_term, self.term, self.voted_for)
+        return LogEnd(self.position, self.last_index, self.last_term, self.term, self.voted_for)
 
 
 @dataclass(slots=True)

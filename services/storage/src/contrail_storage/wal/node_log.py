@@ -20,7 +20,7 @@ from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.log_options import LogOptions, LogStats
-from contrail_storage.wal.log_state import LogBatch, LogGroup, Mark, OnDurable
+from contrail_storage.wal.log_state import LogBatch, LogEnd, LogGroup, OnDurable
 from contrail_storage.wal.newest_segment import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 from contrail_storage.wal.segments import Segment, list_segments, new_segment
@@ -125,7 +125,7 @@ class NodeLog:
         self._next_batch = found.next_batch
         self._count_segments()
         for number, held in found.recovery.groups.items():
-            mark = Mark(0, held.last_index, held.last_term, held.term, held.voted_for)
+            mark = LogEnd(0, held.last_index, held.last_term, held.term, held.voted_for)
             self._groups[number] = LogGroup(0, *mark[1:], durable=mark)
 
     def begin_segment(self) -> None:
@@ -295,7 +295,7 @@ class NodeLog:
             except Exception as error:
                 self._fail(error)
 
-    def _next_batch_to_write(self) -> tuple[LogBatch, dict[int, Mark]] | None:
+    def _next_batch_to_write(self) -> tuple[LogBatch, dict[int, LogEnd]] | None:
         with self._lock:
             while True:
                 if (self._waiting.parts or self._must_leave()) and self._failure is None:
@@ -307,12 +307,12 @@ class NodeLog:
                 if lonely and not signalled and not self._waiting.parts:
                     return LogBatch(), {}
 
-    def _take_waiting(self) -> tuple[LogBatch, dict[int, Mark]]:
+    def _take_waiting(self) -> tuple[LogBatch, dict[int, LogEnd]]:
         batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
-    def _write(self, batch: LogBatch, marks: dict[int, Mark]) -> None:
+    def _write(self, batch: LogBatch, marks: dict[int, LogEnd]) -> None:
         """Write and sync one batch, then report what is durable. Runs in the writer thread."""
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
@@ -386,7 +386,7 @@ class NodeLog:
         with suppress(RuntimeError):  # the event loop has ended: nobody waits for the report
             self._call_soon(callback)
 
-    def _report_durable(self, marks: dict[int, Mark]) -> None:
+    def _report_durable(self, marks: dict[int, LogEnd]) -> None:
         for group, mark in marks.items():
             on_durable = self._groups[group].on_durable
             if on_durable is not None:
@@ -562,7 +562,7 @@ class NodeLog:
                     segment.highest.pop(group, None)
 
     def _copy_quiet(
-        self, quiet: Mapping[int, Mark], held: Mapping[int, RecoveredGroup]
+        self, quiet: Mapping[int, LogEnd], held: Mapping[int, RecoveredGroup]
     ) -> dict[int, int]:
         budget = self._options.carry_bytes
         targets: dict[int, int] = {}

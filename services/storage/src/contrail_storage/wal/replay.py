@@ -96,7 +96,7 @@ def replay(
     becomes the group's base. `sealer` is for an encrypted log, in which a plain batch is damage.
     Raises OSError, and UnsupportedVersionError for the log of a newer release.
     """
-    reader = _Reader(keep_from, sealer)
+    reader = _SegmentReplay(keep_from, sealer)
     result = Replayed(reader.recovery, next_batch=segments[0].first_batch if segments else 1)
     for position, segment in enumerate(segments):
         data = files.read(directory / segment.name)
@@ -117,7 +117,7 @@ def replay(
     return result
 
 
-class _Reader:
+class _SegmentReplay:
     def __init__(self, keep_from: Mapping[int, int], sealer: Sealer | None) -> None:
         self.recovery = Recovery()
         self.next_batch = 0
