@@ -37,31 +37,31 @@ class _NodeCollector:
     def _log_metrics(self) -> Iterable[Metric]:
         stats = self._node.log.stats
         yield _histogram(
-            "contrail_wal_sync_seconds", "Duration of an fdatasync of the log", stats.syncs
+            "contrail_wal_sync_seconds", "Duration of an fdatasync of the log.", stats.syncs
         )
         yield CounterMetricFamily(
-            "contrail_wal_bytes", "Bytes written to the log", stats.bytes_written
+            "contrail_wal_bytes", "Bytes written to the log.", stats.bytes_written
         )
         yield GaugeMetricFamily(
-            "contrail_wal_size_bytes", "Size of all log files in bytes", stats.size_bytes
+            "contrail_wal_size_bytes", "Size of all log files in bytes.", stats.size_bytes
         )
         yield GaugeMetricFamily(
             "contrail_proposals_queued_bytes",
-            "Bytes of requests waiting to be put into a log entry",
+            "Bytes of requests waiting to be put into a log entry.",
             self._node.shard_log.queued_bytes + self._node.memory_log.queued_bytes,
         )
         timings = self._node.timings
         yield _histogram(
             "contrail_commit_seconds",
-            "Time from building a log entry to its commit and the answers to its requests",
+            "Time from building a log entry to its commit and the answers to its requests.",
             timings.commits,
         )
         yield _histogram(
-            "contrail_apply_seconds", "Duration of applying a log entry", timings.applies
+            "contrail_apply_seconds", "Duration of applying a log entry.", timings.applies
         )
         applied = GaugeMetricFamily(
             "contrail_applied_index",
-            "Log index up to which changes are applied and written to the store",
+            "Log index up to which changes are applied and written to the store.",
             labels=["group"],
         )
         for group, index in sorted(self._node.applier.written_indexes.items()):
@@ -72,80 +72,80 @@ class _NodeCollector:
     def _store_metrics(self) -> Iterable[Metric]:
         writer = self._node.writer
         yield CounterMetricFamily(
-            "contrail_store_batches", "Batches written to the store", writer.batches
+            "contrail_store_batches", "Batches written to the store.", writer.batches
         )
         yield CounterMetricFamily(
             "contrail_store_write_seconds",
-            "Seconds spent encoding and writing to the store",
+            "Seconds spent encoding and writing to the store.",
             writer.seconds,
         )
         yield CounterMetricFamily(
-            "contrail_store_stalls", "Writes to the store that were delayed", writer.stalls
+            "contrail_store_stalls", "Writes to the store that were delayed.", writer.stalls
         )
         yield GaugeMetricFamily(
             "contrail_store_unwritten_bytes",
-            "Bytes applied but not yet written to the store",
+            "Bytes applied but not yet written to the store.",
             self._node.applier.unwritten_bytes,
         )
 
         yield GaugeMetricFamily(
             "contrail_disk_room_bytes",
-            "Bytes of disk space left for messages, in log and store together",
+            "Bytes of disk space left for messages, in log and store together.",
             max(self._node.disk_budget.measure(), 0),
         )
         yield CounterMetricFamily(
             "contrail_store_reopened",
-            "Number of times a failed store was reopened",
+            "Number of times a failed store was reopened.",
             self._node.healing.reopened,
         )
         yield GaugeMetricFamily(
             "contrail_log_time_ahead_seconds",
             "Seconds by which the time of new messages is ahead of the wall clock (negative if "
-            "behind)",
+            "behind).",
             self._node.clock.distance_ns / NS_PER_S,
         )
         yield GaugeMetricFamily(
             "contrail_memory_bytes",
-            "Size of all streams in memory in bytes",
+            "Size of all streams in memory in bytes.",
             self._node.memory.size_bytes,
         )
         yield GaugeMetricFamily(
             "contrail_memory_max_bytes",
-            "Maximum size of all streams in memory in bytes; above it they refuse messages",
+            "Maximum size of all streams in memory in bytes; above it they refuse messages.",
             self._node.memory.max_bytes,
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:
         streams = sorted(self._node.streams.listed(), key=_by_name)
-        yield GaugeMetricFamily("contrail_streams", "Number of streams", len(streams))
+        yield GaugeMetricFamily("contrail_streams", "Number of streams.", len(streams))
         damaged = sum(any(shard.damaged for shard in stream.shards) for stream in streams)
         yield GaugeMetricFamily(
             "contrail_streams_damaged",
-            "Number of streams that are unavailable because of damage",
+            "Number of streams that are unavailable because of damage.",
             damaged,
         )
         losses = [shard.machine.loss for stream in streams for shard in stream.shards]
         yield GaugeMetricFamily(
             "contrail_shards_data_loss",
-            "Number of shards with accepted data loss",
+            "Number of shards with accepted data loss.",
             sum(loss is not None for loss in losses),
         )
         yield GaugeMetricFamily(
             "contrail_messages_lost",
-            "Messages known to be lost in shards with accepted data loss",
+            "Messages known to be lost in shards with accepted data loss.",
             sum(loss.messages for loss in losses if loss is not None),
         )
         yield from self._upkeep_metrics()
         families = {
             name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
             for name, text in (
-                ("messages", "Messages in the stream"),
-                ("bytes", "Bytes of the messages in the stream"),
-                ("last_seq", "Last sequence of the stream"),
-                ("consumers", "Consumers of the stream"),
+                ("messages", "Messages in the stream."),
+                ("bytes", "Bytes of the messages in the stream."),
+                ("last_seq", "Last sequence of the stream."),
+                ("consumers", "Consumers of the stream."),
                 (
                     "ack_pending",
-                    "Deliveries awaiting acknowledgement, over all consumers of the stream",
+                    "Deliveries awaiting acknowledgement, over all consumers of the stream.",
                 ),
             )
         }
@@ -166,23 +166,23 @@ class _NodeCollector:
     def _upkeep_metrics(self) -> Iterable[Metric]:
         scrubbed = self._node.scrubber.counts
         for name, text, count in (
-            ("rounds", "Scrub rounds: times that all stored data was verified", scrubbed.rounds),
-            ("blocks", "Blocks verified by scrubbing", scrubbed.blocks),
-            ("bytes", "Bytes verified by scrubbing", scrubbed.bytes),
+            ("rounds", "Scrub rounds: times that all stored data was verified.", scrubbed.rounds),
+            ("blocks", "Blocks verified by scrubbing.", scrubbed.blocks),
+            ("bytes", "Bytes verified by scrubbing.", scrubbed.bytes),
             (
                 "damaged",
-                "Blocks and kinds of rows that scrubbing could not read back",
+                "Blocks and kinds of rows that scrubbing could not read back.",
                 scrubbed.damaged,
             ),
         ):
             yield CounterMetricFamily(f"contrail_scrub_{name}", text, count)
         room = self._node.compactor.counts
         for name, text, count in (
-            ("dropped", "Blocks dropped because all their messages were deleted", room.dropped),
-            ("rewritten", "Blocks rewritten without their deleted messages", room.rewritten),
+            ("dropped", "Blocks dropped because all their messages were deleted.", room.dropped),
+            ("rewritten", "Blocks rewritten without their deleted messages.", room.rewritten),
             (
                 "freed_bytes",
-                "Bytes freed by compaction, measured as uncompressed blocks",
+                "Bytes freed by compaction, measured as uncompressed blocks.",
                 room.freed_bytes,
             ),
         ):
@@ -190,19 +190,19 @@ class _NodeCollector:
         erasures = self._node.eraser
         pending = len(erasures.erasures.pending())
         yield GaugeMetricFamily(
-            "contrail_erasures_pending", "Erasures that this node has yet to complete", pending
+            "contrail_erasures_pending", "Erasures that this node has yet to complete.", pending
         )
         for name, text, number in (
-            ("done", "Erasures that this node has completed", erasures.counts.done),
-            ("cycles", "Rewrites of files for pending erasures", erasures.counts.cycles),
+            ("done", "Erasures that this node has completed.", erasures.counts.done),
+            ("cycles", "Rewrites of files for pending erasures.", erasures.counts.cycles),
             (
                 "failed",
-                "Rewrites of files for pending erasures that failed; they are retried",
+                "Rewrites of files for pending erasures that failed; they are retried.",
                 erasures.counts.failed,
             ),
             (
                 "seconds",
-                "Seconds spent rewriting files for pending erasures",
+                "Seconds spent rewriting files for pending erasures.",
                 erasures.counts.seconds,
             ),
         ):
@@ -213,19 +213,19 @@ class _NodeCollector:
         families = {
             name: kind(f"contrail_consumer_{name}", text, labels=["stream", "consumer"])
             for name, kind, text in (
-                ("deliveries", CounterMetricFamily, "Deliveries, including redeliveries"),
-                ("ack_pending", GaugeMetricFamily, "Deliveries awaiting acknowledgement"),
+                ("deliveries", CounterMetricFamily, "Deliveries, including redeliveries."),
+                ("ack_pending", GaugeMetricFamily, "Deliveries awaiting acknowledgement."),
                 (
                     "redelivered",
                     GaugeMetricFamily,
-                    ("Deliveries awaiting acknowledgement that were delivered more than once"),
+                    ("Deliveries awaiting acknowledgement that were delivered more than once."),
                 ),
                 (
                     "lag",
                     GaugeMetricFamily,
                     (
                         "Sequences of the stream after the consumer's position, regardless of its "
-                        "filter"
+                        "filter."
                     ),
                 ),
             )
@@ -247,11 +247,11 @@ class _NodeCollector:
 
 def _subject_key_metrics(keys: SubjectKeys) -> Iterable[Metric]:
     for name, text, count in (
-        ("", "Number of subject keys", sum(keys.live().values())),
-        ("_broken", "Slots of subject keys that cannot be read and are not reused", keys.broken),
+        ("", "Number of subject keys.", sum(keys.live().values())),
+        ("_broken", "Slots of subject keys that cannot be read and are not reused.", keys.broken),
         (
             "_unfinished",
-            "Destroyed subject keys whose messages have yet to be removed",
+            "Destroyed subject keys whose messages have yet to be removed.",
             len(keys.remains),
         ),
     ):

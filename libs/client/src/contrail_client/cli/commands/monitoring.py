@@ -189,13 +189,16 @@ def watch(
 ) -> None:
     """Show the busiest streams with messages stored and removed per second."""
     before: dict[str, StreamInfo] = {}
-    begun = time.monotonic()
+    begun = looked_before = time.monotonic()
     with Live(console=show.console, auto_refresh=False, screen=False) as screen:
         for number in range(rounds) if rounds else count():
             if number:
                 time.sleep(max(begun + number * interval - time.monotonic(), 0.0))
             now = {info.name: info for info in session.client.list_streams()}
-            rates = [_rates(before.get(name), info, interval) for name, info in now.items()]
+            looked = time.monotonic()
+            # A look may be late or slow, so the interval that was asked for says too little.
+            passed_s, looked_before = looked - looked_before, looked
+            rates = [_rates(before.get(name), info, passed_s) for name, info in now.items()]
             rates.sort(key=lambda each: (-each.stored, -each.removed, each.stream))
             before = now
             if session.as_json:
@@ -215,14 +218,14 @@ class Rates(msgspec.Struct, frozen=True):
     removed: float
 
 
-def _rates(before: StreamInfo | None, now: StreamInfo, interval_s: float) -> Rates:
+def _rates(before: StreamInfo | None, now: StreamInfo, passed_s: float) -> Rates:
     """The rates between two looks at a stream; 0 if it was not there before, or was re-created."""
     state = now.state
     stored = removed = 0.0
     if before is not None and before.created == now.created:
         added = _assigned(now) - _assigned(before)
-        stored = added / interval_s
-        removed = (before.state.messages + added - state.messages) / interval_s
+        stored = added / passed_s
+        removed = (before.state.messages + added - state.messages) / passed_s
     return Rates(
         now.name,
         state.messages,
