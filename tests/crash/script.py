@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from contrail_common.model import AckKind, ConsumerConfig, Expected, PublishMessage, StreamConfig
-from contrail_edge.inputs.publishing import with_control
+from contrail_edge.inputs.message_items import with_control
 from tests.crash.history import (
     Ack,
     AckPulled,

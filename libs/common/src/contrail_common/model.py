@@ -289,7 +289,7 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     """One message to publish; the first three fields are the msgpack batch item of the wire.
 
     ``headers`` is stored unchanged. The fields after the payload are its interpretation, which
-    :func:`contrail_edge.inputs.publishing.interpret` sets before the message goes to a shard.
+    :func:`contrail_edge.inputs.message_items.interpret` sets before the message goes to a shard.
     """
 
     subject: str

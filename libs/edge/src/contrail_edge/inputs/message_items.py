@@ -1,35 +1,47 @@
-"""One message to publish: the forms in which clients send it, and its checks."""
+"""One message to publish: its forms on the wire, its checks, and what its headers mean.
+
+``Nats-*`` headers mean the same as in JetStream.
+"""
 
 import functools
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import msgspec
 
-from contrail_common import errors
+from contrail_common import errors, model
 from contrail_common.columns.header_columns import BAD_HEADER_VALUE, HEADER_NAME, HEADER_NAME_MAX
-from contrail_common.errors import ApiError, FieldProblem
-from contrail_common.model import (
-    BATCH_MESSAGES_MAX,
-    HEADER_BYTES_MAX,
-    MSG_ID,
-    TTL,
-    Expected,
-    Headers,
-    PublishMessage,
-)
-from contrail_common.subjects import subject_problem
+from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
+from contrail_common.model import Expected, Headers, PublishMessage, Rollup
+from contrail_common.subjects import filter_problem, subject_problem
+from contrail_common.timeunits import NS_PER_S, parse_duration
 from contrail_edge.inputs import schema_marks
 from contrail_edge.inputs.json_body import check_nesting, malformed
-from contrail_edge.inputs.publishing import check_message, with_control
 
-_MSG_ID_LOWER: Final = MSG_ID.lower()
-_TTL_LOWER: Final = TTL.lower()
 PLAIN_ID_MAX: Final = 1024
 """A longer message id, in characters or bytes, is checked as all other headers are."""
-_OTHER_FORMS: Final = 2
-HEADERS_MAX: Final = HEADER_BYTES_MAX // 5
+MSG_ID_BYTES_MAX: Final = 4096
+HEADERS_MAX: Final = model.HEADER_BYTES_MAX // 5
 """Maximum number of header names and values: each value counts 4 bytes and its name."""
-
+_OTHER_FORMS: Final = 2
+_SEQUENCE_DIGITS_MAX: Final = 19
+_MSG_ID_LOWER: Final = model.MSG_ID.lower()
+_TTL_LOWER: Final = model.TTL.lower()
+_REFUSED_PREFIXES: Final = ("nats-schedule", "nats-batch-", "nats-incr", "nats-stream-source")
+_CANONICAL: Final = {
+    name.lower(): name
+    for name in (
+        model.MSG_ID,
+        model.EXPECTED_STREAM,
+        model.EXPECTED_LAST_SEQ,
+        model.EXPECTED_LAST_SUBJECT_SEQ,
+        model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT,
+        model.EXPECTED_LAST_MSG_ID,
+        model.ROLLUP,
+        model.TTL,
+    )
+}
+_ROLLUPS: Final[Mapping[str, Rollup]] = {"sub": "sub", "all": "all"}
 
 JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
 TimeToLive = Annotated[str | int | None, msgspec.Meta(extra_json_schema=schema_marks.TTL)]
@@ -78,10 +90,10 @@ Candidate = PublishMessage | ApiError
 
 def check_count(count: int) -> None:
     """Raise BATCH_TOO_LARGE if a request has too many messages."""
-    if count > BATCH_MESSAGES_MAX:
+    if count > model.BATCH_MESSAGES_MAX:
         raise ApiError(
             errors.BATCH_TOO_LARGE,
-            f"the limit is {BATCH_MESSAGES_MAX} messages",
+            f"the limit is {model.BATCH_MESSAGES_MAX} messages",
             applied=False,
         )
 
@@ -126,18 +138,44 @@ def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
     headers = with_control(headers, item.msg_id, item.expected)
     if item.ttl is not None:
         asked = [str(item.ttl)]
-        name = next((name for name in headers or () if name.lower() == _TTL_LOWER), TTL)
+        name = next((name for name in headers or () if name.lower() == _TTL_LOWER), model.TTL)
         if headers and headers.get(name, asked) != asked:
             return _invalid("ttl", f"differs from the header {name}")
         headers = {**(headers or {}), name: asked}
     return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
 
 
+def with_control(
+    headers: Headers | None, msg_id: str | None, expected: Expected | None
+) -> Headers | None:
+    """Return ``headers`` with those that JetStream stores for ``msg_id`` and ``expected``."""
+    if msg_id is None and expected is None:
+        return headers
+    merged = dict(headers or {})
+    if msg_id is not None:
+        merged[model.MSG_ID] = [msg_id]
+    if expected is not None:
+        for name, value in (
+            (model.EXPECTED_STREAM, expected.stream),
+            (model.EXPECTED_LAST_SEQ, expected.last_seq),
+            (model.EXPECTED_LAST_SUBJECT_SEQ, expected.last_subject_seq),
+            (model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT, expected.last_subject_seq_subject),
+            (model.EXPECTED_LAST_MSG_ID, expected.last_msg_id),
+        ):
+            if value is not None:
+                merged[name] = [str(value)]
+    return merged
+
+
 def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
-    """Return ``message`` with its headers interpreted, or the error that refuses it."""
+    """Return ``message`` with the meaning of its headers set, or the error that refuses it.
+
+    The meaning is ``msg_id``, ``ttl_ns`` etc. Checks that need the state of the stream follow in
+    storage.
+    """
     headers = message.headers
     if headers:
-        ids = headers.get(MSG_ID)
+        ids = headers.get(model.MSG_ID)
         if ids is not None and len(headers) == 1 and len(ids) == 1:
             # Most messages with headers have only an id. If it is plain, it needs no other check.
             plain = 0 < len(ids[0]) <= PLAIN_ID_MAX and ids[0].isprintable()
@@ -150,7 +188,21 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
         found = header_problem(headers)
         if found is not None:
             return _invalid("headers", found)
-    return check_message(message, payload_bytes_max) or message
+    problem = subject_problem(message.subject)
+    if problem is not None:
+        return _refused(errors.INVALID_SUBJECT, "subject", problem)
+    if len(message.payload) > payload_bytes_max:
+        detail = f"the payload is larger than {payload_bytes_max} bytes"
+        return ApiError(errors.MESSAGE_TOO_LARGE, detail, applied=False)
+    if headers:
+        if model.header_size(headers) > model.HEADER_BYTES_MAX:
+            return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
+        if any(map(_is_control, headers)):
+            try:
+                interpret(message)
+            except ApiError as error:
+                return error
+    return message
 
 
 def header_problem(headers: Headers) -> str | None:
@@ -174,7 +226,104 @@ def _valid_name(name: str) -> bool:
     return HEADER_NAME.fullmatch(name) is not None
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_control(name: str) -> bool:
+    """Return True if a header has a meaning to the service, in upper or lower case."""
+    return name.lower().startswith("nats-")
+
+
+def interpret(message: PublishMessage) -> None:
+    """Set the fields that headers control (``msg_id`` etc.).
+
+    Raise ApiError for an invalid header.
+    """
+    asked: dict[str, str] = {}
+    for name, values in (message.headers or {}).items():
+        lowered = name.lower()
+        if not lowered.startswith("nats-"):
+            continue
+        if lowered in _CANONICAL and values:
+            asked[_CANONICAL[lowered]] = values[0]
+        elif lowered.startswith(_REFUSED_PREFIXES):
+            raise _refused(errors.FEATURE_HEADER, name, f"{name} is not supported")
+    if not asked:
+        return
+    message_id = asked.pop(model.MSG_ID, None)
+    if message_id:
+        if len(message_id.encode()) > MSG_ID_BYTES_MAX:
+            detail = f"a message id must not be longer than {MSG_ID_BYTES_MAX} bytes"
+            raise _refused(errors.INVALID_FIELD, model.MSG_ID, detail)
+        message.msg_id = message_id
+    rollup = asked.pop(model.ROLLUP, None)
+    if rollup is not None:
+        if rollup not in _ROLLUPS:
+            detail = f'{model.ROLLUP} must be "sub" or "all", not {rollup[:64]!r}'
+            raise _refused(errors.ROLLUP_REFUSED, model.ROLLUP, detail)
+        message.rollup = _ROLLUPS[rollup]
+    ttl = asked.pop(model.TTL, None)
+    if ttl is not None:
+        message.ttl_ns = parse_ttl(ttl)
+    if asked:
+        message.expected = _expected(asked)
+
+
+def parse_ttl(text: str) -> int:
+    """Return the nanoseconds of a time to live, or TTL_NEVER; raise TTL_INVALID.
+
+    As in JetStream: a number of seconds, a duration of at least 1 s, or ``never`` in any case.
+    """
+    if text.lower() == "never":
+        return model.TTL_NEVER
+    seconds = text.isascii() and text.isdigit()
+    try:
+        ttl_ns = parse_duration(f"{text}s" if seconds else text)
+    except ValueError:
+        ttl_ns = -1
+    if ttl_ns < NS_PER_S:
+        detail = (
+            f'{model.TTL} must be a number of seconds, a duration of at least 1s or "never", '
+            f"not {text[:64]!r}"
+        )
+        raise _refused(errors.TTL_INVALID, model.TTL, detail)
+    return ttl_ns
+
+
+def _expected(asked: dict[str, str]) -> Expected:
+    subject = asked.get(model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT)
+    last_subject_seq = _sequence(asked, model.EXPECTED_LAST_SUBJECT_SEQ)
+    if subject is not None:
+        if last_subject_seq is None:
+            message = f"requires {model.EXPECTED_LAST_SUBJECT_SEQ}"
+            header = model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT
+            raise _refused(errors.EXPECTED_SUBJECT_ALONE, header, message)
+        problem = filter_problem(subject)
+        if problem is not None:
+            header = model.EXPECTED_LAST_SUBJECT_SEQ_SUBJECT
+            raise _refused(errors.INVALID_SUBJECT, header, problem)
+    return Expected(
+        stream=asked.get(model.EXPECTED_STREAM),
+        last_seq=_sequence(asked, model.EXPECTED_LAST_SEQ),
+        last_subject_seq=last_subject_seq,
+        last_subject_seq_subject=subject,
+        last_msg_id=asked.get(model.EXPECTED_LAST_MSG_ID),
+    )
+
+
+def _sequence(asked: dict[str, str], header: str) -> int | None:
+    text = asked.get(header)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _SEQUENCE_DIGITS_MAX):
+        raise _refused(errors.INVALID_FIELD, header, f"{header} must be a sequence number")
+    return int(text)
+
+
 def _invalid(pointer: str, message: str) -> ApiError:
     fields = [FieldProblem(pointer, message)]
     detail = f"{pointer}: {message}" if pointer else message
     return ApiError(errors.INVALID_FIELD, detail, fields)
+
+
+def _refused(spec: ErrorSpec, field: str, message: str) -> ApiError:
+    """Return the error for the subject or a header of a message."""
+    return ApiError(spec, message, [FieldProblem(field, message)], applied=False)

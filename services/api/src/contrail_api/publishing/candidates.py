@@ -19,8 +19,12 @@ from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import Texts
 from contrail_edge.http.steps import Steps
-from contrail_edge.inputs.message_items import PLAIN_ID_MAX, Candidate, header_problem
-from contrail_edge.inputs.publishing import parse_ttl
+from contrail_edge.inputs.message_items import (
+    PLAIN_ID_MAX,
+    Candidate,
+    header_problem,
+    parse_ttl,
+)
 
 _TOGETHER: Final = 2_000
 """Messages that are converted to columns in one step."""
