@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from contrail_common.arrays import distinct
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.subjects.filters import SubjectFilter
@@ -87,7 +88,4 @@ def count_live(machine: StreamMachine, low: int, groups: Sequence[Collection[int
     if not any(groups):
         return 0
     seqs = np.concatenate([np.fromiter(group, np.int64, len(group)) for group in groups])
-    seqs = np.sort(seqs[seqs >= low])
-    # `np.unique` takes 30 times as long for sequences that are nearly all different.
-    distinct = seqs[np.diff(seqs, prepend=low - 1) > 0]
-    return int(np.count_nonzero(machine.deleted.are_live(distinct)))
+    return int(np.count_nonzero(machine.deleted.are_live(distinct(seqs[seqs >= low]))))

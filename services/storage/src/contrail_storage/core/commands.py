@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import MessageColumns
 from contrail_common.model import (
     TTL_NEVER,
@@ -179,7 +180,7 @@ class Expire(msgspec.Struct, tag=17, array_like=True):
             bool((seqs[1:] > seqs[:-1]).all())
             and bool((rows >= 0).all())
             and bool(np.isin(marking, seqs).all())
-            and len(np.unique(marking)) == len(marking)
+            and len(distinct(marking)) == len(marking)
         )
 
 

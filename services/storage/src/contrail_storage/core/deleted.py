@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from contrail_common.arrays import distinct
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
@@ -181,7 +182,7 @@ class DeletedSet:
         if not self.total:
             return live
         numbers = seqs // PAGE
-        for number in np.unique(numbers).tolist():
+        for number in distinct(numbers).tolist():
             if number in self._pages:
                 there = numbers == number
                 live[there] = ~self._marks(number)[seqs[there] % PAGE]

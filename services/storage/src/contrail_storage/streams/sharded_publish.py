@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from contrail_common import errors
+from contrail_common.arrays import distinct
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, Rollup, StreamConfig
@@ -56,7 +57,7 @@ def _scatter_batch(shards: Sequence[Shard], batch: MessageBatch, send: Send, don
         _check_atomic(numbers, refused)
     elif refused:
         numbers[list(refused)] = -1
-    used = [number for number in np.unique(numbers).tolist() if number >= 0]
+    used = [number for number in distinct(numbers).tolist() if number >= 0]
     gathering = _Gathering(batch.count, refused, len(used), done)
     if not used:
         loop.call_soon(done, gathering.results())

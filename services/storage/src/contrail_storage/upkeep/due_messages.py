@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors, model
+from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX, Block
 from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
 from contrail_common.errors import ApiError
@@ -113,7 +114,7 @@ class DueMessages:
         rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
         self._keep_few_blocks(machine.shard, rows)
         if rows.keys:
-            seqs = np.unique(np.concatenate(rows.seqs))
+            seqs = distinct(np.concatenate(rows.seqs))
             await self._propose(shard, await self._parts(shard, seqs), rows.keys)
         deadlines.end_scan(rows.next_ns)
         return machine.exists

@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from contrail_common.arrays import distinct
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
@@ -85,7 +86,7 @@ class ExemptSet(DeletedSet):
         if not self.total:
             return
         numbers = seqs // PAGE
-        for number in np.unique(numbers).tolist():
+        for number in distinct(numbers).tolist():
             if number not in self._pages:
                 continue
             marks = self._marks(number)

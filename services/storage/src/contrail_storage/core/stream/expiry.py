@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from contrail_common import errors, model
+from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import columns_of
 from contrail_common.model import Headers, header_size
 from contrail_common.texts import I64Array, U32Array
@@ -121,7 +122,7 @@ def _newest(
 def _marked_subjects(state: ShardState, due: _Due, marking: I64Array) -> list[str]:
     """The subjects of those of ``due`` that leave a marker if they are the last."""
     sids = due.sids[np.isin(due.seqs, marking)]
-    return [state.subjects.name(sid) for sid in np.unique(sids).tolist()]
+    return [state.subjects.name(sid) for sid in distinct(sids).tolist()]
 
 
 def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> None:

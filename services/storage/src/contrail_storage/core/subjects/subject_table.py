@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from contrail_common.arrays import distinct
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
@@ -162,7 +163,7 @@ class SubjectTable:
         run, end = subject_names.RUN, subject_names.END
         pages = end // run
         # A gap lies between two pages that have live numbers; both ends of the range count as such.
-        used = np.concatenate(([-1], np.unique(live // run), [pages]))
+        used = np.concatenate(([-1], distinct(live // run), [pages]))
         starts, ends = used[:-1] + 1, np.minimum(used[1:], pages)
         here = -(-(self.numbered.origin or end) // run) % pages
         within = np.flatnonzero((starts < here) & (here < ends))
@@ -499,7 +500,7 @@ class SubjectTable:
             self.ids.add(name, sid)
             writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
         self._load_rows([row])
-        for page in np.unique(sids // PAGE).tolist():
+        for page in distinct(sids // PAGE).tolist():
             self._write_page(page, writes)
 
     def restore_next_id(self, next_id: int, writes: Writes) -> None:
@@ -540,7 +541,7 @@ class SubjectTable:
         delta_rows = list(deltas)
         if delta_rows:
             sids = self._load_rows(row for _, row in delta_rows)
-            self._dirty_pages.update(np.unique(sids // PAGE).tolist())
+            self._dirty_pages.update(distinct(sids // PAGE).tolist())
             self._delta_bytes = sum(len(row) for _, row in delta_rows)
             self._delta_rows = keys.last_number(delta_rows[-1][0], 4)
 

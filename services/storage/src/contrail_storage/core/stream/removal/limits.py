@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from contrail_common.arrays import distinct
 from contrail_common.model import StreamConfig
 from contrail_common.texts import U32Array
 from contrail_storage.core import commands as cmd
@@ -25,7 +26,7 @@ def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array)
     """
     if config.max_msgs_per_subject >= 0:
         most = min(config.max_msgs_per_subject, _COUNT_MAX)
-        _enforce_of_subjects(state, step, np.unique(sids), most, by_subject.REMOVED_MAX)
+        _enforce_of_subjects(state, step, distinct(sids), most, by_subject.REMOVED_MAX)
     if state.is_over(config):
         _evict(state, step, config, state.counters.messages)
 

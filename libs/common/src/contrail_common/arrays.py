@@ -1,0 +1,20 @@
+"""Arrays of numbers: what numpy does too slowly for the event loop."""
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_T = TypeVar("_T", bound=np.integer)
+
+
+def distinct(values: NDArray[_T]) -> NDArray[_T]:
+    """Return the different integers of ``values``, ascending.
+
+    ``np.unique`` takes 15 times as long for 100,000 different ones (numpy 2.4 puts them into a hash
+    table), and its first call in a process imports ``numpy.ma``, which takes 80 ms.
+    """
+    ascending = np.sort(values)
+    first = np.ones(len(ascending), np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    return ascending[first]
