@@ -15,7 +15,6 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_edge.http.budgets import UnreadBudget
 from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header, Response
@@ -53,7 +52,6 @@ class DirectExchange:
         "response_complete",
         "target",
         "transport",
-        "unread",
     )
 
     message_event: Final = _Unwatched()
@@ -65,7 +63,6 @@ class DirectExchange:
         request: Request,
         target: DirectTarget,
         transport: asyncio.Transport,
-        unread: UnreadBudget,
         default_headers: list[Header],
         keep_alive: bool,
         on_response: Callable[[], None],
@@ -74,7 +71,6 @@ class DirectExchange:
         self.target = target
         self.begun = time.perf_counter()
         self.transport = transport
-        self.unread = unread
         self.default_headers = default_headers
         self.keep_alive = keep_alive
         self.on_response = on_response
@@ -96,7 +92,7 @@ class DirectExchange:
             assert head is not None
         data = head + answer.body
         self.transport.write(data)
-        self.unread.wrote(self.transport, len(data))
+        self.request.state.unread.wrote(self.transport, len(data))
         self.response_complete = True
         if not self.keep_alive:
             self.transport.close()

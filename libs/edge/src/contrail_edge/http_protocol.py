@@ -352,7 +352,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             request,
             target,
             self.transport,
-            self.edge.state.unread,
             self.server_state.default_headers,
             self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
             self._on_direct_answer,

@@ -73,13 +73,15 @@ def bodies_overloaded() -> ApiError:
 
 
 class Request:
-    """One request. ``path_values`` are the decoded path parameters of the matched route."""
+    """One request. ``path_values`` are the decoded path parameters of the matched route.
+
+    ``state`` is shared by all requests of the process.
+    """
 
     __slots__ = (
         "_gone",
         "_id",
         "_reserved",
-        "_state",
         "body_pending",
         "head_only",
         "headers",
@@ -89,6 +91,7 @@ class Request:
         "raw_path",
         "receive",
         "scope",
+        "state",
     )
 
     def __init__(self, scope: Scope, receive: Receive, state: EdgeState) -> None:
@@ -100,7 +103,7 @@ class Request:
         self.path_values: dict[str, str] = {}
         self.head_only = False
         self.receive = receive
-        self._state = state
+        self.state = state
         self._reserved = 0
         self._gone: asyncio.Task[None] | None = None
         self._id: bytes | None = None
@@ -112,13 +115,8 @@ class Request:
 
     def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the CORS headers for an answer that has headers of these ``names``."""
-        cors = self._state.cors
+        cors = self.state.cors
         return cors.headers(self.headers.get(b"origin"), names) if cors.enabled else []
-
-    @property
-    def unread(self) -> UnreadBudget:
-        """The budget that counts the unread bytes of the answer."""
-        return self._state.unread
 
     @property
     def query_string(self) -> bytes:
@@ -179,7 +177,7 @@ class Request:
     def consumed(self, count: int) -> None:
         """Stop counting ``count`` bytes of the body as in flight."""
         self._reserved -= count
-        self._state.bodies.give(count)
+        self.state.bodies.give(count)
 
     def check_declared_length(
         self, limit: int, too_large: ErrorSpec = errors.BODY_TOO_LARGE
@@ -221,7 +219,7 @@ class Request:
 
         Raises OVERLOADED.
         """
-        if not self._state.bodies.take(self._reserved, count):
+        if not self.state.bodies.take(self._reserved, count):
             raise bodies_overloaded()
         self._reserved += count
 
@@ -242,7 +240,7 @@ class Request:
 
         Raises ClientGoneError, SHUTTING_DOWN, or TOO_MANY_WAITERS if too many requests wait.
         """
-        state = self._state
+        state = self.state
         if state.waiting >= state.waiting_max:
             work.close()
             raise ApiError(errors.TOO_MANY_WAITERS, applied=False)
@@ -268,5 +266,5 @@ class Request:
         """Return the budgets that the request uses. Called once, after it was answered."""
         if self._gone is not None:
             self._gone.cancel()
-        self._state.bodies.give(self._reserved)
+        self.state.bodies.give(self._reserved)
         self._reserved = 0

@@ -102,7 +102,7 @@ class Forwarder(Collector):
         while True:
             connection = await self._peers.connection(tried)
             exchange = connection.begin(
-                head, body or b"", request.unread, head_only=request.head_only
+                head, body or b"", request.state.unread, head_only=request.head_only
             )
             forwarding = _Forwarding(request, exchange, self._peers, self._draining)
             was_kept = connection.used

@@ -132,7 +132,7 @@ class Splice(_Half):
     ) -> None:
         super().__init__()
         self.transport = transport
-        self.unread = request.unread
+        self.unread = request.state.unread
         self._request = request
         self._connections = connections
         self._peers = peers
