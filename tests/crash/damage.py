@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contrail_storage.disk.files import Files
 from contrail_storage.wal import codec
-from contrail_storage.wal.segments import list_segments
+from contrail_storage.wal.log_state import list_segments
 
 
 def some_file(data_dir: Path, pattern: str, chance: random.Random) -> Path:

@@ -27,8 +27,8 @@ from contrail_storage.disk.node_file import LOG_NAME
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import Operation
+from contrail_storage.wal.log_state import list_segments
 from contrail_storage.wal.newest_segment import missing_newest
-from contrail_storage.wal.segments import list_segments
 from tests.crash.disk import CountedFiles, CountedStore, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
@@ -305,7 +305,7 @@ async def healing(rig: Rig) -> None:
     """The store failed, and the log is written into the one that was opened again."""
     rig.start()
     await wait_until(lambda: rig.started)
-    await wait_until(lambda: rig.node.healing.store_failed)
+    await wait_until(lambda: bool(rig.node.healing.store_failure))
     rig.gate.shut()
     rig.switch.plan = SOUND
     reached = rig.gate.reached

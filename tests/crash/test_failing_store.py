@@ -153,7 +153,7 @@ async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) ->
         if removed:
             await node.meta_log.command(META_SHARD, ReleaseStream("T"))
         await publish(link, 1)
-        await wait_until(lambda: node.healing.store_failed)
+        await wait_until(lambda: bool(node.healing.store_failure))
         switch.plan = SOUND
         await wait_until(lambda: node.fatal.done() or not node.readiness())
         assert not node.fatal.done(), node.failure
@@ -286,7 +286,7 @@ async def erase_while_the_store_fails(data_dir: Path) -> None:
         await node.checkpoint()
         switch.plan = Plan(failures=(Failure("store", "flush", 2, errno.EIO, UNTIL_HEALED),))
         receipt = await link.erase("S", [21], "")
-        await wait_until(lambda: node.healing.store_failed)
+        await wait_until(lambda: bool(node.healing.store_failure))
         assert (await link.erasure(receipt.erasure_id, 0)).status == "pending"
         switch.plan = SOUND
         await wait_until(lambda: not node.readiness())

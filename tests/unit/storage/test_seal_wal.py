@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.wal import LogOptions, NodeLog, codec
 from contrail_storage.wal.codec import RECORD_HEADER_BYTES, RecordKind, Seal
+from contrail_storage.wal.log_state import Segment
 from contrail_storage.wal.replay import Replayed, replay
-from contrail_storage.wal.segments import Segment
 from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, Inode, SimDisk
 

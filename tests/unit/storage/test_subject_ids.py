@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_storage.core.subjects.subject_ids import SubjectIds
-from contrail_storage.core.subjects.subject_names import SubjectNames
+from contrail_storage.core.subjects.subject_names import SubjectIds, SubjectNames
 
 
 class Names:

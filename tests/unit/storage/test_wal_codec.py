@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
+from contrail_storage.wal.log_state import Segment
 from contrail_storage.wal.replay import Replayed, replay
-from contrail_storage.wal.segments import Segment
 from tests.unit.storage.wal_disk import Inode, SimDisk
 
 SALT = b"\x07saltSA\x01"

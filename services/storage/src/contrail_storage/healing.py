@@ -52,8 +52,10 @@ class Healing:
 
     def __init__(self, node: "StorageNode") -> None:
         self._node = node
-        self._log_failure = ""
-        self._store_failure = ""
+        self.log_failure = ""
+        """Why the log takes no entries; empty when it does."""
+        self.store_failure = ""
+        """Why the store has less than what is applied; empty once it is opened again."""
         self.reopened = 0
         """How often the store was opened again; writes only in the failed store are lost then."""
         self.closed = False
@@ -67,26 +69,17 @@ class Healing:
         """
 
     @property
-    def failure(self) -> str:
-        """Why the node accepts no writes; empty when it does."""
-        return self._log_failure or self._store_failure
-
-    @property
-    def store_failed(self) -> bool:
-        """Whether the store has less than what is applied, until it is opened again."""
-        return bool(self._store_failure)
-
-    @property
     def disk_full(self) -> bool:
         """Whether writes are refused because the disk is full."""
-        return any(text in self.failure for text in _FULL)
+        failure = self.log_failure or self.store_failure
+        return any(text in failure for text in _FULL)
 
     # The log -------------------------------------------------------------------------------------
 
     def log_failed(self, error: Exception) -> None:
         """Fail entries that are not durable with an unknown outcome; retry with a new segment."""
         _log.error("log_failed", error=str(error))
-        self._log_failure = f"the log failed: {error}"
+        self.log_failure = f"the log failed: {error}"
         self._tell_if_full()
         for group in self._node.groups.values():
             group.handle_log_failure()
@@ -106,7 +99,7 @@ class Healing:
                 await asyncio.sleep(_LOG_PAUSE_S)
             else:
                 break
-        self._log_failure = ""
+        self.log_failure = ""
         _log.info("log_recovered")
         self._take_part()
 
@@ -116,7 +109,7 @@ class Healing:
 
     def _take_part(self) -> None:
         """Let the groups lead again, once log and store work."""
-        if not (self._log_failure or (self._store_failure and self._replayed)):
+        if not (self.log_failure or (self.store_failure and self._replayed)):
             for group in self._node.groups.values():
                 group.handle_log_recovered()
 
@@ -124,7 +117,7 @@ class Healing:
 
     def fail_store(self, error: Exception) -> None:
         """Continue without the store after a failed write or flush, and open it again."""
-        if self._store_failure:
+        if self.store_failure:
             return
         self._note(error)
         self._tell_if_full()
@@ -135,9 +128,9 @@ class Healing:
     def all_replayed(self) -> bool:
         """Note that the whole log is applied. True if the store failed meanwhile; then heal it."""
         self._replayed = True
-        if self.store_failed:
+        if self.store_failure:
             self._give_up_store()
-        return self.store_failed
+        return bool(self.store_failure)
 
     def _give_up_store(self) -> None:
         for group in self._node.logged_groups.values():
@@ -151,7 +144,7 @@ class Healing:
         self._pause_s = _PAUSE_S
 
     def _note(self, error: Exception) -> None:
-        self._store_failure = f"the store cannot be written: {error}"
+        self.store_failure = f"the store cannot be written: {error}"
 
     async def reopen(self) -> None:
         """Open the store again, with as many attempts as needed, and continue."""
@@ -168,7 +161,7 @@ class Healing:
                 _log.warning("store_reopening_failed", error=str(error))
             else:
                 break
-        self._store_failure = ""
+        self.store_failure = ""
         _log.info("store_reopened")
         if self._node.begun:
             self._take_part()
@@ -299,7 +292,7 @@ class Healing:
         Returns the last index by group. Raises OSError.
         """
         node = self._node
-        _log.error("started_read_only", error=self._store_failure)
+        _log.error("started_read_only", error=self.store_failure)
         await whole(node.raw_store.suspend)
         try:
             rebuilt = await self._rebuild(None, writable=False)

@@ -254,7 +254,7 @@ class StorageNode:
             group.start()
         self.spawn(self._tick_groups())
         await self._replay()
-        if self.healing.store_failed:
+        if self.healing.store_failure:
             self.spawn(self._lead())
         else:
             await self._lead()
@@ -439,7 +439,7 @@ class StorageNode:
         while any(
             self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
         ):
-            if self.healing.store_failed:
+            if self.healing.store_failure:
                 raise StoreFailedError(self.failure)
             await self.write_noted()
 
@@ -568,7 +568,7 @@ class StorageNode:
     @property
     def failure(self) -> str:
         """Why no writes are accepted; empty when they are."""
-        return self._defect or self.healing.failure
+        return self._defect or self.healing.log_failure or self.healing.store_failure
 
     @property
     def raw_store(self) -> RocksStore:

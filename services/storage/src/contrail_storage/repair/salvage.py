@@ -14,8 +14,8 @@ from contrail_storage.disk.node_file import NodeFileDamagedError
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
+from contrail_storage.wal.log_state import Segment, list_segments, new_segment
 from contrail_storage.wal.newest_segment import missing_newest, note_newest
-from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 
 @dataclass(slots=True)

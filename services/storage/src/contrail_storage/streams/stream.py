@@ -150,8 +150,9 @@ class Stream:
         """Send messages to one of the shards (DATA_LOST)."""
         if shard.damaged:
             raise data_lost(shard)
-        number = shard.machine.shard
-        self._append(number, content, partial(self._last_ids.complete, shard, done))
+        if content.expected:
+            done = partial(self._last_ids.complete, shard, done)
+        self._append(shard.machine.shard, content, done)
 
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):

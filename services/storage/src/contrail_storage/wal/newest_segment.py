@@ -12,7 +12,7 @@ from typing import Final
 
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import read_node_file, write_node_file
-from contrail_storage.wal.segments import Segment
+from contrail_storage.wal.log_state import Segment
 
 NEWEST_NAME: Final = "newest"
 

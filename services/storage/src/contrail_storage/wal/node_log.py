@@ -20,10 +20,17 @@ from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import RecordKind
 from contrail_storage.wal.log_options import LogOptions, LogStats
-from contrail_storage.wal.log_state import LogBatch, LogEnd, LogGroup, OnDurable
+from contrail_storage.wal.log_state import (
+    LogBatch,
+    LogEnd,
+    LogGroup,
+    OnDurable,
+    Segment,
+    list_segments,
+    new_segment,
+)
 from contrail_storage.wal.newest_segment import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
-from contrail_storage.wal.segments import Segment, list_segments, new_segment
 
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0

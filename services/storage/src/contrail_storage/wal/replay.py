@@ -15,7 +15,7 @@ from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
-from contrail_storage.wal.segments import Segment
+from contrail_storage.wal.log_state import Segment
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Names of subjects by number, in slots whose count follows the live subjects.
+"""Names of subjects by number, in slots whose count follows the live subjects; and the way back.
 
 New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
 that one old subject does not keep slots for all subjects that were removed after it.
@@ -6,11 +6,15 @@ that one old subject does not keep slots for all subjects that were removed afte
 Numbers are u32 and wrap around (``core.subjects.subject_table``). Internally they are ranks: the
 distance of a number from ``origin``, where the run of new numbers ends. So every new number has a
 higher rank than all numbers that were live when the run began, wherever the run lies.
+
+The way back, from a name to its number, needs no object for each number. A number as the value of a
+dict takes 32 bytes. Here the value is the number of a group of eight, one object for all eight; the
+list of names shows which of them it is.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Final, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,7 @@ RUN: Final = 1_024
 """Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
 END: Final = (_MASK // RUN) * RUN
 """No run goes further."""
+_GROUP: Final = 8
 
 
 class SubjectNames(Sequence[str | None]):
@@ -192,3 +197,62 @@ def _rank(sid: int, origin: int) -> int:
 def rank_order(sids: I64Array, origin: int) -> NDArray[np.intp]:
     """The order in which numbers ascend by rank."""
     return np.argsort((sids - origin) & _MASK)
+
+
+class Named(Protocol):
+    """The owner of the names.
+
+    A name may occur twice in a group, if its subject died and was created again: the later counts.
+    """
+
+    numbered: SubjectNames
+
+
+class SubjectIds(Mapping[str, int]):
+    """The numbers of the subjects that have messages."""
+
+    def __init__(self, table: Named) -> None:
+        self._table = table
+        self._groups: dict[str, int] = {}
+        self._newest = 0
+
+    def __getitem__(self, name: str) -> int:
+        slot = self.slot(name)
+        if slot < 0:
+            raise KeyError(name)
+        return self._table.numbered.number(slot)
+
+    def slot(self, name: str) -> int:
+        """The slot of a subject's number; below zero for a subject that has no messages."""
+        group = self._groups.get(name)
+        if group is None:
+            return -1
+        names = self._table.numbered
+        low = names.slot_from(group * _GROUP)
+        near = names.texts[low : low + _GROUP]
+        near.reverse()
+        return low + len(near) - 1 - near.index(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._groups
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def add(self, name: str, sid: int) -> None:
+        """``sid``, above all others, is the number of ``name`` from now on."""
+        group = sid // _GROUP
+        if group != self._newest:
+            self._newest = group  # one object, which all eight share
+        self._groups[name] = self._newest
+
+    def remove(self, name: str) -> None:
+        """The subject has no messages any more."""
+        del self._groups[name]
+
+    def clear(self) -> None:
+        """No subject has messages any more."""
+        self._groups = {}

@@ -32,8 +32,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects import subject_names
-from contrail_storage.core.subjects.subject_ids import SubjectIds
-from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
+from contrail_storage.core.subjects.subject_names import SubjectIds, SubjectNames, rank_order
 
 PAGE: Final = 1_024
 PART: Final = 256
