@@ -20,7 +20,7 @@ from contrail_common.model import TTL_NEVER, ConsumerConfig, Expected, PublishMe
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.replica.entries import AppendRequest, CommandRequest, EntryBuilder
-from contrail_storage.replica.entry_sizes import SEQS_MAX, in_slices
+from contrail_storage.replica.proposer import SEQS_MAX, in_slices
 from tests.unit.storage.test_proposer import KEY, Bench
 
 HIGH = 1 << 62

@@ -21,7 +21,7 @@ from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
 from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
 from contrail_storage.replica.entries import LOGGED_BYTES_MAX
-from contrail_storage.replica.entry_sizes import in_slices
+from contrail_storage.replica.proposer import in_slices
 from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, append_of
 

@@ -19,8 +19,7 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.texts import as_u32
 from contrail_storage.core.stream.ttl import raised_ttls
-from contrail_storage.replica.entries import Done, not_logged
-from contrail_storage.replica.entry_sizes import Content
+from contrail_storage.replica.entries import Content, Done, not_logged
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import seal_columns

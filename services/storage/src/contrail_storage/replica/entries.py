@@ -3,6 +3,10 @@
 Consecutive messages for one shard are joined into one columnar command, across requests. Batches
 come in columns and stay in columns. Single messages are put into columns together when their entry
 is made.
+
+Other commands are encoded when they are proposed, so their exact size is known. The size of an
+append is not: messages of many requests are joined into one command, and one request may be cut
+into several. So an upper bound is counted for each message.
 """
 
 import asyncio
@@ -11,17 +15,21 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 from typing import Final
 
 import msgspec
+import numpy as np
 import structlog
 
 from contrail_common import errors
 from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
+from contrail_common.columns.header_columns import UniformHeaders
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, PublishMessage
+from contrail_common.texts import I64Array, as_u32
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core.commands import (
     Acknowledge,
@@ -33,13 +41,6 @@ from contrail_storage.core.commands import (
     HashedExpected,
 )
 from contrail_storage.core.results import Appended, Refused, Result
-from contrail_storage.replica.entry_sizes import (
-    APPEND_OVERHEAD,
-    Content,
-    batch_size,
-    content_ends,
-    message_size,
-)
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
@@ -52,7 +53,21 @@ COMMAND_OVERHEAD: Final = 16
 """Bytes of a command in an entry besides its own: the shard, and the head of the pair."""
 WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
 """A request up to this size may have a larger block to itself, as cutting it copies the rest."""
+MESSAGE_OVERHEAD: Final = 32
+"""Per message: its entry among the subjects, two offsets, the id's hash, a subject's length."""
+APPEND_OVERHEAD: Final = 256
+"""Per command: the heads of its fields and columns, the shard, and the final offsets of columns."""
+_ENTRY_BYTES: Final = 8
+"""Per header, besides name and value (which count 4 more): the offsets that every name has."""
+_SEAL_BYTES: Final = 12
+"""Per sealed message: key and plain size."""
+_ASKED_BYTES: Final = 16
+"""Per roll-up or time to live: a position, and a number or word."""
+_EXPECTED_BYTES: Final = 64
 _log = structlog.get_logger("contrail.proposer")
+
+Content = PublishMessage | MessageBatch
+"""The messages of one request."""
 
 Outcome = list[PubResult] | ApiError
 """The results of the messages, in order; or the error if none of them was appended."""
@@ -482,3 +497,82 @@ def _hashed(expected: Expected, key: bytes) -> HashedExpected:
         expected.last_subject_seq_subject,
         None if last_id is None else hash_id(last_id, key),
     )
+
+
+# Sizes -------------------------------------------------------------------------------------------
+
+
+def batch_size(batch: MessageBatch) -> int:
+    """Bytes of all messages of a batch."""
+    size = batch.size() + batch.count * MESSAGE_OVERHEAD
+    columns = batch.columns
+    if columns.headers is not None or columns.seals is not None:
+        size += int(_column_sizes(batch).sum())
+    return size + sum(_asked_sizes(batch).values())
+
+
+def content_ends(content: Content) -> list[int]:
+    """The running sums of the messages' bytes; the last one is the total."""
+    if isinstance(content, PublishMessage):
+        return [message_size(content)]
+    sizes = content.sizes() + MESSAGE_OVERHEAD
+    columns = content.columns
+    if columns.headers is not None or columns.seals is not None:
+        sizes += _column_sizes(content)
+    for at, size in _asked_sizes(content).items():
+        sizes[at] += size
+    return list(accumulate(sizes.tolist()))
+
+
+def message_size(message: PublishMessage) -> int:
+    """Bytes of a message that is not in columns yet."""
+    subject = message.subject
+    size = len(message.payload) + MESSAGE_OVERHEAD
+    size += len(subject) if subject.isascii() else len(subject.encode())
+    for name, values in (message.headers or {}).items():
+        name_bytes = len(name.encode())
+        size += _ENTRY_BYTES
+        if not values:
+            size += name_bytes  # limits do not count a name without a value, but it is stored
+        for value in values:
+            size += name_bytes + len(value.encode()) + 4
+    if message.expected is not None:
+        size += _expected_size(message.expected)
+    if message.rollup is not None:
+        size += _ASKED_BYTES
+    return size + (0 if message.ttl_ns is None else _ASKED_BYTES)
+
+
+def _column_sizes(batch: MessageBatch) -> I64Array:
+    """Bytes of headers and seals of each message, beyond the size that limits count."""
+    columns = batch.columns
+    sizes = np.zeros(columns.count, np.int64)
+    if columns.seals is not None:
+        cells = np.diff(as_u32(columns.offsets).astype(np.int64))
+        sizes += np.maximum(cells - columns.seals.plain_sizes(), 0) + _SEAL_BYTES
+    elif isinstance(columns.headers, UniformHeaders):
+        sizes += _ENTRY_BYTES * columns.headers.names.count
+    elif columns.headers is not None:
+        entries = as_u32(columns.headers.entry_offsets).astype(np.int64)
+        names = as_u32(columns.headers.name_offsets).astype(np.int64)
+        values = np.diff(as_u32(columns.headers.value_offsets).astype(np.int64))
+        valueless = np.where(values == 0, np.diff(names), 0)
+        by_entry = np.concatenate(([0], np.cumsum(valueless + _ENTRY_BYTES)))
+        sizes += by_entry[entries[1:]] - by_entry[entries[:-1]]
+    return sizes
+
+
+def _asked_sizes(batch: MessageBatch) -> dict[int, int]:
+    """Bytes of roll-ups, times to live and expectations, by position."""
+    sizes: dict[int, int] = {}
+    for asked in (batch.rollups, batch.ttls):
+        for at in asked or ():
+            sizes[at] = sizes.get(at, 0) + _ASKED_BYTES
+    for at, expected in (batch.expected or {}).items():
+        sizes[at] = sizes.get(at, 0) + _expected_size(expected)
+    return sizes
+
+
+def _expected_size(expected: Expected) -> int:
+    texts = expected.stream, expected.last_subject_seq_subject
+    return _EXPECTED_BYTES + sum(len(text.encode()) for text in texts if text)

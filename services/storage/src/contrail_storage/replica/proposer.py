@@ -9,7 +9,7 @@ not have the request, and an unknown outcome otherwise.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -19,7 +19,14 @@ from msgspec import Raw
 from contrail_common import errors
 from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX
 from contrail_common.errors import ApiError
-from contrail_storage.core.commands import Command, RestorePart, encode_command, encode_parts
+from contrail_storage.core.commands import (
+    Acknowledge,
+    Command,
+    Exhaust,
+    RestorePart,
+    encode_command,
+    encode_parts,
+)
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.replica.entries import (
     COMMAND_BYTES_MAX,
@@ -28,6 +35,7 @@ from contrail_storage.replica.entries import (
     LOGGED_BYTES_MAX,
     AppendRequest,
     CommandRequest,
+    Content,
     Done,
     EntryBuilder,
     EntryContext,
@@ -36,12 +44,13 @@ from contrail_storage.replica.entries import (
     not_logged,
     overloaded,
 )
-from contrail_storage.replica.entry_sizes import Content, in_slices
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of the bytes that a group accepts, so that the group refuses no entry for its size."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
+SEQS_MAX: Final = 2_000
+"""Sequences of one command at most. Each is a changed row, and all are applied in one step."""
 _ENTRIES_IN_FLIGHT: Final = 2
 """With one entry in flight, publishes and the records of deliveries and acks delay each other."""
 _STUCK_S: Final = 10.0
@@ -286,3 +295,25 @@ class Proposer:
         elif not self._in_flight:
             cause = "no entry reaches the log"
         return f"requests have been waiting for {stood_s:.0f} s: {cause}"
+
+
+def in_slices(command: Command) -> list[Command]:
+    """Split a long command into short commands that have the same effect in order."""
+    if isinstance(command, Exhaust) and len(command.seqs) > SEQS_MAX:
+        return [
+            Exhaust(command.consumer_id, command.epoch, command.seqs[start : start + SEQS_MAX])
+            for start in range(0, len(command.seqs), SEQS_MAX)
+        ]
+    if isinstance(command, Acknowledge) and len(command.acked) + len(command.others) > SEQS_MAX:
+        return list(_acknowledgements(command))  # plain ones first: the order of applying them
+    return [command]
+
+
+def _acknowledgements(command: Acknowledge) -> Iterator[Acknowledge]:
+    whole = command.consumer_id, command.epoch
+    for start in range(0, len(command.acked), SEQS_MAX):
+        yield Acknowledge(*whole, command.acked[start : start + SEQS_MAX])
+    for start in range(0, len(command.others), SEQS_MAX):
+        others = command.others[start : start + SEQS_MAX]
+        reasons = {seq: command.reasons[seq] for _, seq, _ in others if seq in command.reasons}
+        yield Acknowledge(*whole, [], others, reasons)

@@ -10,8 +10,7 @@ from contrail_storage.core.commands import Command, DropStream
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.results import Result
 from contrail_storage.replica.content_sealing import SealingLog, seals
-from contrail_storage.replica.entries import Done
-from contrail_storage.replica.entry_sizes import Content
+from contrail_storage.replica.entries import Content, Done
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
 

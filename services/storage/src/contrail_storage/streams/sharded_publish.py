@@ -20,8 +20,7 @@ from contrail_common.model import Expected, Rollup, StreamConfig
 from contrail_common.partition import shard_of, shard_of_filter, shards_of
 from contrail_common.texts import I64Array, as_u32
 from contrail_link.contract.publish import PubResult
-from contrail_storage.replica.entries import Done, Outcome
-from contrail_storage.replica.entry_sizes import Content
+from contrail_storage.replica.entries import Content, Done, Outcome
 from contrail_storage.replica.shard import Shard
 
 Send = Callable[[Shard, Content, Done], None]

@@ -17,8 +17,7 @@ from contrail_common.model import StreamConfig, StreamInfo, StreamState
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import StreamEntry
-from contrail_storage.replica.entries import Done, Outcome, contents_of
-from contrail_storage.replica.entry_sizes import Content
+from contrail_storage.replica.entries import Content, Done, Outcome, contents_of
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append
 from contrail_storage.store.block_store import UNREADABLE
