@@ -26,7 +26,7 @@ from tests.contract.exchanges import (
     conversation,
 )
 from tests.support.servers import HOST, SECRET, Process, ServerProcess, SplitServers, free_port
-from tests.unit.common.link_rig import Wire
+from tests.unit.link.link_rig import Wire
 
 DOCUMENT: Final = Path(__file__).parents[2] / "openapi" / "openapi.json"
 LOCAL: Final = {"GET /livez", "GET /readyz", "GET /metrics", "POST /v1/tickets"}

@@ -8,7 +8,7 @@ from typing import Any
 from contrail_common.model import ConsumerConfig
 from contrail_gateway.binding import Bound
 from contrail_storage.link import LocalLink
-from tests.unit.common.link_rig import Wire, remote, run, served, storage, until_found
+from tests.unit.link.link_rig import Wire, remote, run, served, storage, until_found
 
 
 async def make(link: LocalLink, name: str = "c") -> None:

@@ -16,7 +16,7 @@ from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
 from contrail_storage.reading.last_reader import LastBounds, LastReader
 from tests.support.each import each
-from tests.unit.common.link_rig import storage
+from tests.unit.link.link_rig import storage
 from tests.unit.storage.dispatcher_rig import DispatcherRig, run
 from tests.unit.storage.machine_rig import configure
 from tests.unit.storage.naive_subjects import naive_matches

@@ -25,7 +25,7 @@ from contrail_link.tcp.handshake import MAGIC, ClientHandshake, derived_key
 from contrail_link.tcp.limits import LinkLimits
 from contrail_link.tcp.server import LinkServer
 from contrail_storage.link import LocalLink
-from tests.unit.common.link_rig import (
+from tests.unit.link.link_rig import (
     HOST,
     KEY,
     QUICK,

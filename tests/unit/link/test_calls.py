@@ -28,7 +28,7 @@ from contrail_link.publishing import publish
 from contrail_link.tcp.client import ChunkStream, RemoteLink
 from contrail_link.tcp.limits import LinkLimits
 from contrail_storage.link import LocalLink
-from tests.unit.common.link_rig import QUICK, remote, run, served, storage, until, until_found
+from tests.unit.link.link_rig import QUICK, remote, run, served, storage, until, until_found
 
 
 @asynccontextmanager

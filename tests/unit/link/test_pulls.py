@@ -12,7 +12,7 @@ from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
-from tests.unit.common.link_rig import Wire, remote, run, served, storage, until, until_found
+from tests.unit.link.link_rig import Wire, remote, run, served, storage, until, until_found
 
 MINUTE_NS = 60_000_000_000
 MESSAGES = [
