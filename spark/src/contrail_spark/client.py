@@ -84,7 +84,7 @@ class _Retries:
         self.sleep(max(jittered, min(interruption.after_s, RETRY_AFTER_MAX_S)))
 
 
-class _Body:
+class _Chunks:
     """A response as a file, which Arrow reads directly into its own buffers.
 
     Arrow knows the length of every part and reads its end mark without touching the end of the
@@ -179,7 +179,7 @@ class ReplayClient:
         connection = self._connection()
         try:
             response = self._request(connection, replay_path(plan), query, ARROW_STREAM, what)
-            body = _Body(response)
+            body = _Chunks(response)
             reader = pa.ipc.open_stream(pa.PythonFile(body, mode="r"))
             check_wire(reader.schema, columns)
             yield from (batch for batch in reader if batch.num_rows)

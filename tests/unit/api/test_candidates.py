@@ -28,7 +28,7 @@ from contrail_edge.inputs.message_items import (
     payload_of,
 )
 from tests.support.each import each
-from tests.unit.api.edge_rig import messages_of
+from tests.unit.edge.edge_rig import messages_of
 
 PAYLOAD_MAX = 1000
 

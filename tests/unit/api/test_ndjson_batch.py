@@ -13,7 +13,7 @@ from contrail_api.publishing.ndjson import PIECE_BYTES_MAX, PIECE_LINES_MAX, Lin
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX
-from tests.unit.api.edge_rig import Edge, Exchange
+from tests.unit.edge.edge_rig import Edge, Exchange
 
 BATCH = "/v1/streams/S/messages"
 NDJSON = {"content-type": "application/x-ndjson"}

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.model import TTL_NEVER, Expected, PublishMessage
-from tests.unit.api.edge_rig import messages_of
+from tests.unit.edge.edge_rig import messages_of
 
 headers = st.none() | st.just({"Nats-Msg-Id": ["k"]}) | st.just({"A": ["1", "2"], "B": []})
 expectations = st.none() | st.builds(Expected, last_seq=st.integers(0, 9))

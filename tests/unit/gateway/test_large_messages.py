@@ -15,9 +15,9 @@ from websockets.typing import Subprotocol
 
 from contrail_edge.http import turns
 from contrail_gateway.large_frames import FRAMES_MAX
-from tests.unit.api.calls_of_turns import CallsOfTurns
-from tests.unit.api.edge_rig import Edge
-from tests.unit.api.edge_serving import SOON_S, serving, wait_until
+from tests.unit.edge.calls_of_turns import CallsOfTurns
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.edge_serving import SOON_S, serving, wait_until
 
 SIZE = 4 << 20
 CALLS_MAX = 20_000

@@ -14,7 +14,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_link.contract.consume import Delivery, PullResult
 from tests.support.each import each
-from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
+from tests.unit.edge.edge_rig import ACK_KEY, Edge, Exchange
 
 NEXT = "/v1/streams/S/consumers/c/next"
 ACK = "/v1/streams/S/consumers/c/ack"

@@ -24,8 +24,8 @@ from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core.session import OUTSTANDING_MAX
 from contrail_link.contract.consume import AckResult, Delivery, PullResult
 from contrail_storage.consumers.binding import Binding
-from tests.unit.api.edge_rig import Edge
-from tests.unit.api.edge_serving import SOON_S, serving, wait_until
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.edge_serving import SOON_S, serving, wait_until
 
 SUB = {"op": "sub", "id": 1, "sid": "s", "stream": "S", "consumer": "c", "credit": {"msgs": 9}}
 PUB = {"op": "pub", "id": 1, "subject": "a.b", "data": "x"}

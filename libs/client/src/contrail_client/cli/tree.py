@@ -38,7 +38,7 @@ class Command(TyperCommand):
         return _flag(super().get_help_option(ctx))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Several commands under one name."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -50,7 +50,7 @@ class Group(TyperGroup):
         return _flag(super().get_help_option(ctx))
 
 
-class CommandLine(Group):
+class CommandLine(CommandGroup):
     """All commands: ends with a status and, when something went wrong, one line about it."""
 
     def main(
@@ -83,7 +83,7 @@ class CommandLine(Group):
 
 def group(text: str) -> typer.Typer:
     """A group of commands, to be added to another; `text` is its help."""
-    return typer.Typer(cls=Group, help=text, no_args_is_help=True)
+    return typer.Typer(cls=CommandGroup, help=text, no_args_is_help=True)
 
 
 def _check_streams() -> None:

@@ -212,7 +212,7 @@ def with_shard(shard: Shard, message: StoredMessage) -> StoredMessage:
     return with_shards(shard, [message])[0]
 
 
-class _Run:
+class _ShardRun:
     """One shard in a merge: its messages that are read ahead, and its position."""
 
     def __init__(self, reader: Reader, shard: Shard, next_seq: int, asked: RangeRequest) -> None:
@@ -267,7 +267,7 @@ class _Merge:
             max_bytes=max(request.max_bytes // count, _READ_BYTES_MIN),
         )
         self._runs = [
-            _Run(reader, shard, next_seq, asked)
+            _ShardRun(reader, shard, next_seq, asked)
             for shard, next_seq in zip(shards, begin.next_seqs, strict=True)
         ]
 

@@ -10,9 +10,9 @@ from contrail_common.errors import ApiError
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
 from tests.support.each import each
-from tests.unit.api.edge_rig import Edge
-from tests.unit.api.test_direct import Streams, connected
-from tests.unit.api.test_http_protocol import wait_until
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.test_direct import Streams, connected
+from tests.unit.edge.test_http_protocol import wait_until
 
 GET = "/v1/streams/S/messages/"
 LAST = "/v1/streams/S/last"

@@ -21,8 +21,8 @@ from contrail_edge.inputs.message_items import header_problem
 from contrail_edge.inputs.negotiation import MSGPACK_TYPE
 from contrail_gateway.core.pull_rules import ACKS_BYTES_MAX, ACKS_MAX
 from tests.support.each import each
-from tests.unit.api.calls_of_turns import CallsOfTurns
-from tests.unit.api.edge_rig import ACK_KEY, Edge, Exchange
+from tests.unit.edge.calls_of_turns import CallsOfTurns
+from tests.unit.edge.edge_rig import ACK_KEY, Edge, Exchange
 
 MIB = 1 << 20
 CALLS_MAX = 300_000

@@ -9,8 +9,8 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from tests.support.each import each
-from tests.unit.api.edge_rig import Edge, Exchange
-from tests.unit.api.edge_serving import serving
+from tests.unit.edge.edge_rig import Edge, Exchange
+from tests.unit.edge.edge_serving import serving
 
 PUBLISH = "/v1/subjects/a.b/messages"
 

@@ -12,8 +12,8 @@ import uvloop
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from tests.support.each import each
-from tests.unit.api.edge_rig import Edge
-from tests.unit.api.edge_serving import SOON_S, serving, wait_until
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.edge_serving import SOON_S, serving, wait_until
 
 HEAD = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PUBLISH = b"POST /v1/subjects/a.b/messages HTTP/1.1\r\nHost: localhost\r\n"

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from contrail_edge.openapi.docs_page import docs_page
-from tests.unit.api.edge_rig import Edge
+from tests.unit.edge.edge_rig import Edge
 
 PAGE = docs_page().decode()
 

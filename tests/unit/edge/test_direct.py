@@ -13,8 +13,8 @@ from contrail_api.publishing.candidates import Admitted
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.routing import DIRECT_BODY_BYTES_MAX, Reply
-from tests.unit.api.edge_rig import Edge
-from tests.unit.api.test_http_protocol import HEAD, SOON_S, run, serving, wait_until
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.test_http_protocol import HEAD, SOON_S, run, serving, wait_until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SEQ = re.compile(rb'"seq":(\d+)')

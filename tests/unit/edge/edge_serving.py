@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from contrail_edge.server import EdgeServer, make_server
-from tests.unit.api.edge_rig import Edge
+from tests.unit.edge.edge_rig import Edge
 
 SOON_S: Final = 60.0
 """What comes at once on an idle machine comes within this on a busy one."""
