@@ -181,7 +181,12 @@ def _detail(error: ApiProblem, fields: tuple[FieldError, ...]) -> str:
 
 
 def _listed(fields: Iterable[FieldError]) -> str:
-    return "; ".join(f"{each.pointer.lstrip('/')}: {each.message}" for each in fields)
+    return "; ".join(_sentence(each.pointer.lstrip("/"), each.message) for each in fields)
+
+
+def _sentence(field: str, message: str) -> str:
+    """The difference of a configuration continues the field's name: "max_msgs is -1, not 2"."""
+    return f"{field} {message}" if message.startswith("is ") else f"{field}: {message}"
 
 
 def _with_suggestion(field: FieldError) -> FieldError:
