@@ -77,7 +77,7 @@ def test_ensure_is_silent_about_what_was_not_given(live: ServerProcess, stream: 
         info = client.ensure_stream(stream, {"subjects": [f"{stream}.>"]})
         assert (info.differs, info.config["max_age"]) == ((), "7d")
         assert client.ensure_consumer(stream, "c").differs == ()
-        made = client.ensure_stream(f"{stream}-new", {"subjects": [f"new.{stream}"]})
+        made = client.ensure_stream(f"{stream}-new", {"subjects": [f"{stream}-new.>"]})
         assert made.differs == ()
 
 
