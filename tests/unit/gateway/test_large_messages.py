@@ -14,7 +14,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.typing import Subprotocol
 
 from contrail_edge.http import turns
-from contrail_gateway.large_frames import FRAMES_MAX
+from contrail_gateway.sockets.large_frames import FRAMES_MAX
 from tests.unit.edge.calls_of_turns import CallsOfTurns
 from tests.unit.edge.edge_rig import Edge
 from tests.unit.edge.edge_serving import SOON_S, serving, wait_until

@@ -16,7 +16,7 @@ from contrail_common.model import Headers
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.socket_codec import CODECS
+from contrail_gateway.sockets.codec import CODECS
 from contrail_link.contract.consume import in_deliveries
 from tests.support.each import each
 

@@ -9,8 +9,8 @@ from contrail_edge.openapi.document import with_clean_descriptions
 from contrail_edge.ws.handshake import VERSION
 from contrail_edge.ws.websocket import CloseCode
 from contrail_gateway.core import frames
-from contrail_gateway.socket_codec import CODECS, BatchAcks, ColumnMessages, Failed, Messages
-from contrail_gateway.sockets import PATH
+from contrail_gateway.sockets.codec import CODECS, BatchAcks, ColumnMessages, Failed, Messages
+from contrail_gateway.sockets.endpoint import PATH
 
 _SCHEMAS: Final = "#/components/schemas/{name}"
 _SERVER_FRAMES: Final[tuple[type[msgspec.Struct], ...]] = (

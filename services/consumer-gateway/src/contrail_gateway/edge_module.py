@@ -6,7 +6,7 @@ from contrail_edge.routing import EdgeModule, Route
 from contrail_gateway import docs
 from contrail_gateway.acks import Acknowledger
 from contrail_gateway.pull import Pulls
-from contrail_gateway.sockets import Sockets
+from contrail_gateway.sockets.endpoint import Sockets
 from contrail_link.contract import StorageLink
 
 _CONSUMER = "/v1/streams/{stream}/consumers/{consumer}"

@@ -10,7 +10,7 @@ from contrail_gateway.core.pulled import Pulled
 from contrail_gateway.core.session import Session
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
-from contrail_gateway.socket_metrics import SessionCounts
+from contrail_gateway.sockets.metrics import SessionCounts
 from contrail_link.contract import StorageLink
 
 

@@ -24,8 +24,8 @@ from contrail_gateway.core.session import Settlement
 from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
 from contrail_gateway.deliveries import SignToken, signer
-from contrail_gateway.feed_acks import FeedAcks
-from contrail_gateway.feed_host import Host
+from contrail_gateway.sockets.feed_acks import FeedAcks
+from contrail_gateway.sockets.feed_host import Host
 from contrail_link.contract.consume import PullRequest, PullResult
 
 _log: Final = structlog.get_logger(__name__)

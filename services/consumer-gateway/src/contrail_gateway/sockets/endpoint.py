@@ -9,9 +9,9 @@ from websockets.frames import Opcode
 from contrail_common.ack_tokens import AckTokens
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.ws.websocket import EdgeSocket, Opening, SocketHandler
-from contrail_gateway.socket_codec import CODECS
-from contrail_gateway.socket_metrics import SessionCounts
-from contrail_gateway.socket_session import GatewayState, SocketSession
+from contrail_gateway.sockets.codec import CODECS
+from contrail_gateway.sockets.metrics import SessionCounts
+from contrail_gateway.sockets.session import GatewayState, SocketSession
 from contrail_link.contract import StorageLink
 
 PATH: Final = "/v1/ws"

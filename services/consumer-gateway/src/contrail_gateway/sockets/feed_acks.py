@@ -14,7 +14,7 @@ from contrail_gateway.core.frames import FrameId, Ok
 from contrail_gateway.core.ledger import place
 from contrail_gateway.core.session import Settlement
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.feed_host import Host
+from contrail_gateway.sockets.feed_host import Host
 from contrail_link.contract.consume import AckItem, AckResult
 
 _TOGETHER: Final = 5_000

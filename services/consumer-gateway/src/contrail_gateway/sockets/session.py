@@ -52,8 +52,7 @@ from contrail_gateway.core.pulled import Pulled
 from contrail_gateway.core.session import Session, UnauthenticatedError
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
-from contrail_gateway.feeds import Feed
-from contrail_gateway.socket_codec import (
+from contrail_gateway.sockets.codec import (
     BatchAcks,
     Codec,
     Failed,
@@ -62,8 +61,9 @@ from contrail_gateway.socket_codec import (
     Misunderstood,
     Received,
 )
-from contrail_gateway.socket_metrics import SessionCounts
-from contrail_gateway.socket_publishes import MESSAGE_BYTES, Publishes
+from contrail_gateway.sockets.feeds import Feed
+from contrail_gateway.sockets.metrics import SessionCounts
+from contrail_gateway.sockets.publishes import MESSAGE_BYTES, Publishes
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 

@@ -8,7 +8,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_gateway.core.frames import FrameId, PubAck, ServerFrame
-from contrail_gateway.socket_metrics import SessionCounts
+from contrail_gateway.sockets.metrics import SessionCounts
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 

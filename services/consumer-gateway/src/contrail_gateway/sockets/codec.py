@@ -34,7 +34,7 @@ from contrail_gateway.core.frames import (
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.deliveries import SignToken
-from contrail_gateway.large_frames import Form, JsonForm, PackedForm, check_frames
+from contrail_gateway.sockets.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
 _PACKED_ARRAYS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})

@@ -1,0 +1,1 @@
+"""WebSockets: their codec, their session, and the feeds of their subscriptions."""
