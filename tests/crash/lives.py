@@ -304,7 +304,7 @@ class Life:
         await self._wait_until(self._is_all_written)
         unreadable: dict[str, str] = {}
         streams = {}
-        for name in self.node.streams.names():
+        for name in sorted(one.name for one in self.node.streams.listed()):
             try:
                 streams[name] = await self._view(await self.link.stream_info(name))
             except ApiError as error:
@@ -386,7 +386,7 @@ class Life:
 
     async def drain_all(self) -> None:
         """Drain every consumer of the streams that can be read."""
-        for name in self.node.streams.names():
+        for name in sorted(one.name for one in self.node.streams.listed()):
             with suppress(ApiError):
                 seqs = [message.seq for message in await self._read(name)]
                 for consumer in sorted(self.node.streams.shard(name).machine.consumer_ids):

@@ -184,7 +184,7 @@ def test_many_streams_are_made_anew_together(tmp_path: Path) -> None:
                 config = StreamConfig(name=name, subjects=(name,), storage="memory")
                 await create(link, config)
         async with running(tmp_path) as (node, link):
-            assert len(node.streams.names()) == 300
+            assert len(node.streams.listed()) == 300
             assert node.log.stats.batches_written < 30
             assert (await publish(link, "S299", [message(subject="S299")])).results[0].seq == 1
 

@@ -109,7 +109,7 @@ def test_stream_that_is_changed_while_it_is_removed_stays_removed(tmp_path: Path
             larger, record.incarnation, record.hash_key, given=cmd.Precondition(update=True)
         )
         drop = asyncio.ensure_future(link.delete_stream("S", record.version))
-        while "S" in node.streams.names():
+        while "S" in {one.name for one in node.streams.listed()}:
             await asyncio.sleep(0)
         # From the moment on at which its shard has decided, nobody finds it.
         assert await outcome(link.stream_info("S")) is errors.STREAM_NOT_FOUND

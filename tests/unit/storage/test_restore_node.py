@@ -88,7 +88,7 @@ def test_crash_at_any_point_leaves_the_whole_stream_or_nothing(
         async with asyncio.timeout(PATIENCE_S), running(image, *node_keys) as node:
             link = LocalLink(node)
             if not whole:
-                assert node.streams.names() == []
+                assert node.streams.listed() == []
                 assert await rows_of_shards(node) == []
                 await restored(link, data)
             assert known(node) == before

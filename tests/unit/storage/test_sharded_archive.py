@@ -81,7 +81,7 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
         async with asyncio.timeout(PATIENCE_S), running(image) as node:
             link = LocalLink(node)
             if not whole:
-                assert node.streams.names() == []
+                assert node.streams.listed() == []
                 assert await rows_of_shards(node) == []
                 await restored(link, data)
             assert await known(link) == before

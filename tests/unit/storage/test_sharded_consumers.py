@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.model import AckKind, ConsumerConfig
+from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
 from contrail_common.partition import shard_of
 from contrail_link.contract.consume import AckItem, Delivery, PullRequest, PullResult
 from contrail_link.contract.read import RangeRequest
@@ -302,6 +302,9 @@ def test_tokens_of_elsewhere_are_refused(tmp_path: Path) -> None:
         await fill(link, 8)
         await make(link)
         await make(link, "d")
+        other = StreamConfig(name="OTHER", subjects=("other.>",), shards=2)
+        await link.put_stream(other, "put", None, False)
+        there = node.streams.shard("OTHER", 1).machine.shard
         result = await pull(link, 8)
         one = result.deliveries[0]
         shard, consumer_id, epoch = result.address(one)
@@ -309,11 +312,16 @@ def test_tokens_of_elsewhere_are_refused(tmp_path: Path) -> None:
             AckItem(shard, consumer_id, epoch, one.message.seq, "ack"),
             AckItem(shard, consumer_id + 1, epoch, one.message.seq, "ack"),
             AckItem(99, consumer_id, epoch, one.message.seq, "ack"),
+            AckItem(there, consumer_id, epoch, one.message.seq, "ack"),
             AckItem(shard, consumer_id, epoch + 1, one.message.seq, "ack"),
         ]
         answers = await link.acknowledge("S", "c", items, True)
         forged, stale = errors.TOKEN_FORGED.code, errors.TOKEN_STALE.code
-        assert [each.code for each in answers] == [0, forged, stale, stale]
+        assert [each.code for each in answers] == [0, forged, stale, forged, stale]
+
+        await link.delete_stream("OTHER")
+        answers = await link.acknowledge("S", "c", items[3:4], True)
+        assert [each.code for each in answers] == [stale]
 
     play(tmp_path, scene)
 

@@ -127,8 +127,11 @@ class LocalLink:
             target = self._node.streams.route(content[0].subject)
         else:
             target = self._node.streams.stream(stream)
+        self._send(target, content, done)
+
+    def _send(self, stream: Stream, content: PublishContent, done: Done) -> None:
         answer = Answer(self.deadline, done)
-        target.publish(content, answer)
+        stream.publish(content, answer)
         self.deadline.limit(answer)
 
     async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
@@ -139,24 +142,24 @@ class LocalLink:
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
         """Store each message in the stream of its subject; messages of a stream are one batch."""
-        together: dict[str, list[int]] = {}
+        together: dict[Stream, list[int]] = {}
         for at, message in enumerate(messages):
             try:
                 one = self._node.streams.route(message.subject)
                 if len(one.shards) == 1:
-                    together.setdefault(one.name, []).append(at)
+                    together.setdefault(one, []).append(at)
                 else:  # batches over several shards support fewer expectations than messages
-                    self.publish_then(one.name, [message], partial(done, [at]))
+                    self._send(one, [message], partial(done, [at]))
             except ApiError as error:
                 done([at], error)
         for stream, positions in together.items():
             told = partial(done, positions)
             try:
                 if len(positions) == 1:
-                    self.publish_then(stream, [messages[positions[0]]], told)
+                    self._send(stream, [messages[positions[0]]], told)
                 else:
                     batch = MessageBatch.of([messages[at] for at in positions])
-                    self.publish_then(stream, batch, told)
+                    self._send(stream, batch, told)
             except ApiError as error:
                 told(error)
 

@@ -39,12 +39,12 @@ REASON_CHARS_MAX: Final = 256
 class Consumer:
     """A consumer of a listed stream, on its one or more shards. Used on the event loop only."""
 
-    __slots__ = ("_bindings", "_is_shard", "_puller", "dispatchers", "stream")
+    __slots__ = ("_bindings", "_is_listed", "_puller", "dispatchers", "stream")
 
     def __init__(
-        self, stream: Stream, dispatchers: Sequence[Dispatcher], is_shard: Callable[[int], bool]
+        self, stream: Stream, dispatchers: Sequence[Dispatcher], is_listed: Callable[[int], bool]
     ) -> None:
-        """``is_shard`` returns whether a number is that of a shard of any stream."""
+        """``is_listed`` returns whether a number is that of a shard of any listed stream."""
         self.stream = stream
         """The stream. It may be removed while somebody still holds this object."""
         self.dispatchers = tuple(dispatchers)
@@ -54,7 +54,7 @@ class Consumer:
         # Subscriptions that keep it from being removed as inactive.
         self._bindings: set[Binding] = set()
         # Tells a token of another stream from one of a stream that is gone.
-        self._is_shard = is_shard
+        self._is_listed = is_listed
 
     # Lifetime ------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Consumer:
     def _token_problem(self, dispatcher: Dispatcher, item: AckItem) -> AckResult | None:
         machine, consumer = dispatcher.shard.machine, dispatcher.consumer
         if item.shard != machine.shard:
-            spec = errors.TOKEN_FORGED if self._is_shard(item.shard) else errors.TOKEN_STALE
+            spec = errors.TOKEN_FORGED if self._is_listed(item.shard) else errors.TOKEN_STALE
             return AckResult(spec.code, "the token belongs to another stream")
         if item.consumer_id != consumer.consumer_id:
             foreign = item.consumer_id in machine.consumers

@@ -65,7 +65,7 @@ class ConsumerManager:
             self._forget(key)
         machines = [machine, *(_machine(stream, one, name) for one in stream.shards[1:])]
         dispatchers = list(map(self._dispatcher, stream.shards, machines))
-        consumer = self._consumers[key] = Consumer(stream, dispatchers, self._is_shard)
+        consumer = self._consumers[key] = Consumer(stream, dispatchers, self._streams.is_listed)
         return consumer
 
     def _dispatcher(self, shard: Shard, machine: ConsumerMachine) -> Dispatcher:
@@ -76,9 +76,6 @@ class ConsumerManager:
 
         kind = dispatcher_kind(machine.config)
         return kind(shard, machine, self._reader, propose, self._clock.now)
-
-    def _is_shard(self, number: int) -> bool:
-        return number in self._streams.shard_numbers()
 
     def _forget(self, key: _Key) -> None:
         consumer = self._consumers.pop(key, None)

@@ -97,12 +97,17 @@ class StreamManager:
         The object stays the same until the stream is removed, so others may keep state with it.
         """
         entry = self._meta.streams.get(name)
+        stream = self._current(name, entry)
+        if stream is None:
+            raise self._absent(name, entry)
+        return stream
+
+    def _current(self, name: str, entry: StreamEntry | None) -> Stream | None:
+        """The stream of ``entry``, which is what the meta machine has for ``name``, or None."""
         stream = self._streams.get(name)
         if stream is None or stream.entry is not entry:
             stream = self._bind(name, entry)
-        if stream is None or not stream.exists:
-            raise self._absent(name, entry)
-        return stream
+        return stream if stream is not None and stream.exists else None
 
     def _bind(self, name: str, entry: StreamEntry | None) -> Stream | None:
         """Make the stream of a new or changed ``entry``; None unless it has all its shards.
@@ -137,14 +142,8 @@ class StreamManager:
 
     def listed(self) -> list[Stream]:
         """All listed streams, except those whose removal has begun."""
-        streams: list[Stream] = []
-        for name, entry in self._meta.streams.items():
-            stream = self._streams.get(name)
-            if stream is None or stream.entry is not entry:
-                stream = self._bind(name, entry)
-            if stream is not None and stream.exists:
-                streams.append(stream)
-        return streams
+        found = (self._current(name, entry) for name, entry in self._meta.streams.items())
+        return [stream for stream in found if stream is not None]
 
     def shard(self, name: str, number: int | None = None) -> Shard:
         """Return a shard of the listed stream ``name``, as `Stream.shard`."""
@@ -154,17 +153,23 @@ class StreamManager:
         """Return the shards of all listed streams."""
         return [shard for stream in self.listed() for shard in stream.shards]
 
-    def shard_numbers(self) -> list[int]:
+    def is_listed(self, number: int) -> bool:
+        """Whether ``number`` is that of a shard of a listed stream; found without a search."""
+        shard = self._shards.get(number)
+        record = None if shard is None else shard.machine.record
+        if record is None:
+            return False
+        entry = self._meta.streams.get(record.config.name)
+        stream = self._current(record.config.name, entry)
+        return stream is not None and number in stream.entry.numbers
+
+    def shard_numbers(self) -> set[int]:
         """Numbers of the shards of all listed streams."""
-        return [number for stream in self.listed() for number in stream.entry.numbers]
+        return {number for stream in self.listed() for number in stream.entry.numbers}
 
     def taken_numbers(self) -> set[int]:
         """Shard numbers of all streams, including those half made or not completely removed."""
         return {number for entry in self._meta.streams.values() for number in entry.numbers}
-
-    def names(self) -> list[str]:
-        """Names of the listed streams, ascending."""
-        return sorted(stream.name for stream in self.listed())
 
     def route(self, subject: str) -> Stream:
         """Return the listed stream that captures a literal subject (NO_STREAM_FOR_SUBJECT)."""

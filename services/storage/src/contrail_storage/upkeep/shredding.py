@@ -36,7 +36,7 @@ _log = structlog.get_logger("contrail.subject_keys")
 class Streams(Protocol):
     """The part of the stream manager that the shredder uses."""
 
-    def shard_numbers(self) -> list[int]:
+    def shard_numbers(self) -> set[int]:
         """Numbers of the shards of all listed streams."""
         ...
 
@@ -220,7 +220,7 @@ class Shredder:
         keyed = self._keys.live()
         if not keyed:
             return
-        listed, taken = set(self._streams.shard_numbers()), self._streams.taken_numbers()
+        listed, taken = self._streams.shard_numbers(), self._streams.taken_numbers()
         now_s = asyncio.get_running_loop().time()
         for number in keyed:
             if number not in taken:
