@@ -12,14 +12,14 @@ from typing import Final, Protocol
 
 _MAX_PARTS: Final = 512
 _AHEAD_WRITE_MAX: Final = 32 * 1024
-"""Above it a write is slow for its bytes; zeros written ahead would double its cost."""
+"""Larger writes are slow for their own bytes; writing zeros ahead would double their cost."""
 _FILE_MODE: Final = 0o600
 _DIRECTORY_MODE: Final = 0o700
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Have a failed read name its file: the system names only what it fails to open."""
+    """Add the file name to the error of a failed read; the system adds it to failed opens only."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ class AppendHandle(Protocol):
     """One open file that only grows."""
 
     def write(self, parts: Sequence[bytes]) -> None:
-        """Append all parts in order. Raises OSError; what was written by then is undefined."""
+        """Append all parts in order. After an OSError, any part of them may have been written."""
 
     def sync(self) -> None:
         """Return once everything written so far survives a power cut. Raises OSError."""
@@ -44,7 +44,7 @@ class UpdateHandle(Protocol):
     """One open file, parts of which are read and overwritten in place."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """Return what stands from `offset` on, at most `size` bytes. Raises OSError."""
+        """Return the bytes from `offset` on, at most `size`. Raises OSError."""
 
     def write(self, offset: int, data: bytes) -> None:
         """Overwrite from `offset` on, also beyond the end. Raises OSError."""
@@ -60,7 +60,7 @@ class Files:
     """The real disk. Every method raises OSError as the system call does."""
 
     def create(self, path: Path, *, ahead_bytes: int = 0) -> AppendHandle:
-        """Open a new, empty file for appending; FileExistsError when there is one already.
+        """Open a new, empty file for appending. Raises FileExistsError if the name is taken.
 
         With `ahead_bytes`, small writes overwrite zeros that were written in advance, so that a
         sync has no metadata to write. `close` cuts unused zeros off; they remain after a failure,
@@ -69,7 +69,7 @@ class Files:
         return _AppendFile(path, ahead_bytes)
 
     def update(self, path: Path) -> UpdateHandle:
-        """Open a file that is there, to change it in place."""
+        """Open an existing file to change it in place. Raises FileNotFoundError."""
         return _UpdateFile(path)
 
     def read(self, path: Path) -> bytes:
@@ -93,6 +93,7 @@ class Files:
         """Create a directory, with its parents, so that it survives a power cut."""
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        # A directory survives a power cut only if the entry in its parent was synced.
         for folder in missing:
             self.sync_directory(folder.parent)
 
@@ -107,6 +108,8 @@ class Files:
 
 class _AppendFile:
     def __init__(self, path: Path, ahead_bytes: int) -> None:
+        # O_EXCL: no segment or node file is ever opened twice, so a file under this name is a
+        # mistake that must not cost its content.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, _FILE_MODE)
         self._ahead = bytes(ahead_bytes)
@@ -118,6 +121,8 @@ class _AppendFile:
         begun = self._end
         pending = [memoryview(part) for part in parts if part]
         while pending:
+            # At most 512 parts per call (the kernel takes 1,024), and a call may write less than it
+            # was given: the loop continues where it ended.
             written = os.pwritev(self._descriptor, pending[:_MAX_PARTS], self._end)
             self._end += written
             while pending and written >= len(pending[0]):
@@ -133,6 +138,7 @@ class _AppendFile:
             self._ahead_end = self._end + os.pwrite(self._descriptor, self._ahead, self._end)
 
     def sync(self) -> None:
+        # Without the times of the file; a changed size is still written.
         os.fdatasync(self._descriptor)
         self._synced_end = self._end
 

@@ -1,4 +1,4 @@
-"""The lock of a node's folder, held by a process that reads in order to change it."""
+"""The lock of a data folder, held by the process that will change it."""
 
 import fcntl
 import os
@@ -7,14 +7,15 @@ from pathlib import Path
 
 
 class FolderBusyError(OSError):
-    """Another process has the folder."""
+    """Another process holds the lock of the folder."""
 
 
 class FolderLock:
-    """Held from its making until `release`, or until the process ends."""
+    """An exclusive lock. It is held from construction until `release` or the end of the process."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises FolderBusyError. On a file system without such locks the store's own remains."""
+        """Take the lock. Raises FolderBusyError if another process has it, and OSError."""
+        # For `__del__`, which also runs if `os.open` raises.
         self._descriptor = -1
         self._descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -23,10 +24,11 @@ class FolderLock:
             self.release()
             raise FolderBusyError("another process is using it") from error
         except OSError:
+            # A file system without such locks. RocksDB's own lock still keeps others out.
             self.release()
 
     def release(self) -> None:
-        """Let go of the folder. May be repeated."""
+        """Release the lock. May be repeated."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Small files that are replaced whole: either the old content or the new survives a power cut."""
+"""Small files that are replaced as a whole: a power cut leaves the old content or the new."""
 
 import struct
 from contextlib import suppress
@@ -19,13 +19,13 @@ LOG_NAME: Final = "wal"
 
 
 class NodeFileDamagedError(Exception):
-    """A small node file exists but is not what was written."""
+    """A small node file exists, but its content is not what was written."""
 
 
 class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who this node is, and whether its folder is encrypted, which never changes.
+    """The identity of a node, and whether its folder is encrypted. Encryption never changes.
 
-    The incarnation goes up when the node lost its data.
+    The incarnation increases when the node has lost its data.
     """
 
     node_id: str
@@ -34,28 +34,33 @@ class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 def write_node_file(files: Files, path: Path, payload: bytes) -> None:
-    """Replace the file's content; on return it is durable. Raises OSError, old content intact."""
+    """Replace the content of a file, durably. After an OSError, the old content is intact."""
     temporary = path.with_name(path.name + ".new")
+    # A leftover of a crash or of a failed attempt: `create` refuses to overwrite a file.
     with suppress(FileNotFoundError):
         files.unlink(temporary)
     header = _HEADER.pack(_MAGIC, _VERSION, len(payload))
     handle = files.create(temporary)
     try:
         handle.write([header, _CRC.pack(crc32c(payload, crc32c(header))), payload])
+        # Before the rename: otherwise the new name could survive a power cut, and the content not.
         handle.sync()
     finally:
         handle.close()
     files.rename(temporary, path)
+    # The rename is durable only with the directory.
     files.sync_directory(path.parent)
 
 
 def read_node_file(files: Files, path: Path) -> bytes:
-    """Return what was last written. Raises FileNotFoundError, NodeFileDamagedError or OSError."""
+    """Return the last written content. Raises NodeFileDamagedError, or OSError if it is missing."""
     content = files.read(path)
     body_start = _HEADER.size + _CRC.size
     header, payload = content[: _HEADER.size], content[body_start:]
     if len(content) < body_start:
         raise NodeFileDamagedError(f"{path.name} is cut short")
+    # The checksum is compared before the version, so that a damaged version byte is reported as
+    # damage and not as the file of a newer release.
     magic, version, length = _HEADER.unpack(header)
     (expected,) = _CRC.unpack_from(content, _HEADER.size)
     sound = magic == _MAGIC and length == len(payload)
@@ -74,7 +79,7 @@ def save_identity(files: Files, directory: Path, identity: NodeIdentity) -> None
 def load_identity(files: Files, directory: Path) -> NodeIdentity | None:
     """Return the node's identity, or None on a node that never had one.
 
-    Raises NodeFileDamagedError when the file is there but cannot be trusted.
+    Raises NodeFileDamagedError if the file exists and is damaged.
     """
     try:
         payload = read_node_file(files, directory / IDENTITY_NAME)

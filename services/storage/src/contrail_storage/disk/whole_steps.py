@@ -1,4 +1,4 @@
-"""Blocking work in a thread that a cancelled task never leaves running."""
+"""Run blocking work in a thread that never outlives the task that awaits it."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,5 +18,5 @@ async def whole(work: Callable[[], T]) -> T:
         return await asyncio.shield(step)
     except asyncio.CancelledError:
         await asyncio.wait([step])
-        step.exception()  # asked for, or asyncio logs that nobody did
+        step.exception()  # retrieved, or asyncio logs that it never was
         raise

@@ -31,7 +31,7 @@ class ContentBrokenError(BlockCorruptError):
     """Sealed content does not open although its key exists."""
 
     base_seq = 0
-    """Of the block, where one of several is meant."""
+    """The first sequence of the damaged block, set by readers of several blocks; else 0."""
 
 
 def seal_columns(
@@ -41,12 +41,15 @@ def seal_columns(
     count = columns.count
     headers = [None] * count if columns.headers is None else columns.headers.each()
     ends = as_u32(columns.offsets).tolist()
+    # One call for all messages; each would be a system call.
     nonces = os.urandom(NONCE_BYTES * count)
     cells: list[bytes] = []
     ids: list[int] = []
     for at in range(count):
         cell = plain_cell(headers[at], columns.payload[ends[at] : ends[at + 1]])
         key_id = NOT_SEALED
+        # An empty message has nothing to hide. It needs no key, so it survives the erasure of its
+        # subject until it is removed.
         if cell:
             key_id, name, cipher = keys[index[at]]
             nonce = nonces[NONCE_BYTES * at : NONCE_BYTES * (at + 1)]

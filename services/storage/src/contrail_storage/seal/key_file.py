@@ -1,15 +1,15 @@
 """The file of subject keys: fixed slots, each of which is overwritten in place.
 
-A key has one copy, here, so that overwriting it destroys it: it is in no log and no store, which
-would keep older ones. Little-endian::
+The only copy of a key is here, so overwriting the slot destroys the key. The log and the store keep
+older versions of what is written to them, so no key is ever written there. Little-endian::
 
     header, 4 KiB:    "CTSK" | u8 version | mark key (as below) | CRC-32C
-    journal, 64 KiB:  u32 entries | u32 CRC-32C | entry...       what is being destroyed
+    journal, 64 KiB:  u32 entries | u32 CRC-32C | entry...       slots being destroyed
     slots, 128 B:     u8 state | u32 generation | u32 shard | u64 below_seq | 16 B mark | key | CRC
 
-Keys are sealed by the folder's keyring where there is one. No slot lies over a sector's border.
-Slots are destroyed in two steps, the journal first, so that one torn half-way is known for what it
-is; any other that does not match its checksum is broken, and is not used again.
+In an encrypted folder, the keyring seals the keys. No slot crosses the border of a sector. Before
+slots are destroyed, the journal is written: if a crash tears a slot, the journal says that it was
+being destroyed. Any other slot that does not match its checksum is broken and is not used again.
 """
 
 import struct
@@ -34,7 +34,7 @@ DESTROYED: Final = 2
 """The key is gone; messages that it sealed may still be there."""
 FREE: Final = 3
 BROKEN: Final = 255
-"""Of slots that do not match their checksum; never in the file."""
+"""The slot does not match its checksum. This state exists in memory only."""
 
 _MAGIC: Final = b"CTSK"
 _VERSION: Final = 1
@@ -49,6 +49,7 @@ JOURNAL_MAX: Final = (_JOURNAL_BYTES - _JOURNAL_HEAD.size) // _ENTRY.size
 _SLOTS_AT: Final = _JOURNAL_AT + _JOURNAL_BYTES
 _SLOT: Final = struct.Struct(f"<B3xII4xQ16s{_FIELD_BYTES}s")
 SLOT_BYTES: Final = _SLOT.size + _CRC.size
+# Disks write whole sectors. A slot across two of them could be torn between state and key.
 assert 512 % SLOT_BYTES == 0
 _SLOT_TYPE: Final = np.dtype(
     {
@@ -64,11 +65,11 @@ _MARK_PLACE: Final = b"subject-keys"
 
 
 class SubjectKeysDamagedError(Exception):
-    """The file of subject keys, or a key that is needed of it, is not what was written."""
+    """The file of subject keys, or a key in it that is needed, is missing or damaged."""
 
 
 class Slot(NamedTuple):
-    """One slot: a subject of a shard, by its mark, and what stands for its key."""
+    """One slot: the mark of a subject of a shard, and its key (empty once destroyed)."""
 
     state: int
     generation: int = 0
@@ -79,7 +80,7 @@ class Slot(NamedTuple):
 
 
 class SlotColumns(NamedTuple):
-    """Slots in columns; ``marks`` are the first 8 bytes of each mark, as a number."""
+    """Slots in columns. ``marks`` has the first 8 bytes of each mark as a little-endian number."""
 
     states: NDArray[np.uint8]
     generations: NDArray[np.uint32]
@@ -88,7 +89,7 @@ class SlotColumns(NamedTuple):
 
 
 class Doomed(NamedTuple):
-    """A journal entry: a slot whose key is destroyed, and up to where its messages go."""
+    """A journal entry: a slot whose key is destroyed; its messages below ``below_seq`` go."""
 
     slot: int
     generation: int
@@ -98,9 +99,9 @@ class Doomed(NamedTuple):
 
 
 class KeyFile:
-    """The slots of a folder. Blocks; every method raises OSError.
+    """The slots of a folder. Every method blocks and may raise OSError.
 
-    Threads may read at any time, and write one at a time.
+    Any thread may read at any time. Only one thread at a time may write.
     """
 
     def __init__(self, files: Files, path: Path, sealer: Sealer | None) -> None:
@@ -116,7 +117,7 @@ class KeyFile:
     def create(
         cls, files: Files, directory: Path, sealer: Sealer | None, mark_key: bytes
     ) -> "KeyFile":
-        """Make the file of a folder that has none; durable on return."""
+        """Create the file of a folder that has none. It is durable on return."""
         path = directory / SUBJECT_KEYS_NAME
         temporary = path.with_name(path.name + ".new")
         with suppress(FileNotFoundError):
@@ -136,7 +137,7 @@ class KeyFile:
 
     @classmethod
     def open(cls, files: Files, directory: Path, sealer: Sealer | None) -> "KeyFile":
-        """Open the file of a folder. Raises FileNotFoundError and SubjectKeysDamagedError."""
+        """Open the file of a folder. Raises FileNotFoundError or SubjectKeysDamagedError."""
         return cls(files, directory / SUBJECT_KEYS_NAME, sealer)
 
     def _read_header(self) -> bytes:
@@ -152,13 +153,17 @@ class KeyFile:
         return self._opened(field, _MARK_PLACE)
 
     def scan(self) -> Iterator[SlotColumns]:
-        """All slots in order, without marks and keys, some thousand at a time."""
+        """Yield all slots in order as columns, without keys; at most 32,768 slots at a time."""
         at = _SLOTS_AT
         while data := self._handle.read(at, _SCAN_SLOTS * SLOT_BYTES):
             at += len(data)
+            # The last slot may be cut short by a crash while the file grew. Padded, it counts as
+            # broken.
             data += bytes(-len(data) % SLOT_BYTES)
             slots = np.frombuffer(data, _SLOT_TYPE)
             sums = [crc32c(data[at : at + _SLOT.size]) for at in range(0, len(data), SLOT_BYTES)]
+            # The file can have holes: slots that were reserved, and whose write failed before later
+            # ones were written. All zeros, without a checksum, means that the slot was never used.
             used = np.frombuffer(data, np.uint8).reshape(-1, SLOT_BYTES).any(axis=1)
             sound = (slots["crc"] == np.array(sums, np.uint32)) | ~used
             yield SlotColumns(
@@ -169,14 +174,15 @@ class KeyFile:
             )
 
     def slot(self, number: int) -> Slot:
-        """What stands in a slot, its key opened; raises SubjectKeysDamagedError."""
+        """Read a slot and open its key. Raises SubjectKeysDamagedError if the key does not open."""
         slot = _decoded(self._handle.read(_place_of(number), SLOT_BYTES))
         if slot.state != LIVE:
             return slot._replace(key=b"")
         return slot._replace(key=self._opened(slot.key, _key_place(number, slot.generation)))
 
     def write(self, slots: Sequence[tuple[int, Slot]]) -> None:
-        """Overwrite slots, given by their numbers; ``sync`` makes it durable."""
+        """Overwrite slots, given by ascending numbers. ``sync`` makes the change durable."""
+        # Neighbouring slots go out in one write: new keys usually take consecutive slots.
         run: list[bytes] = []
         for at, (number, slot) in enumerate(slots):
             run.append(self._encoded(number, slot))
@@ -185,22 +191,24 @@ class KeyFile:
                 run = []
 
     def write_journal(self, doomed: Sequence[Doomed]) -> None:
-        """Note what is going to be destroyed (at most JOURNAL_MAX), instead of what stood there."""
+        """Replace the journal by the slots to be destroyed, at most JOURNAL_MAX."""
         entries = b"".join(_ENTRY.pack(*one) for one in doomed)
         head = _JOURNAL_HEAD.pack(len(doomed), crc32c(entries))
         self._handle.write(_JOURNAL_AT, head + entries)
 
     def journal(self) -> list[Doomed]:
-        """What was being destroyed; nothing when the note itself was not finished."""
+        """The slots that were being destroyed; none if the journal itself is torn."""
         data = self._handle.read(_JOURNAL_AT, _JOURNAL_BYTES)
         count, crc = _JOURNAL_HEAD.unpack_from(data)
         entries = data[_JOURNAL_HEAD.size : _JOURNAL_HEAD.size + count * _ENTRY.size]
+        # A torn journal was never synced, so no slot was overwritten yet: the sync of the journal
+        # comes before the first overwrite. All keys are still intact.
         if count > JOURNAL_MAX or crc32c(entries) != crc:
             return []
         return [Doomed(*fields) for fields in _ENTRY.iter_unpack(entries)]
 
     def sync(self) -> None:
-        """Return once all that was written survives a power cut."""
+        """Return once everything written survives a power cut."""
         self._handle.sync()
 
     def close(self) -> None:
@@ -210,6 +218,8 @@ class KeyFile:
     def _encoded(self, number: int, slot: Slot) -> bytes:
         key = slot.key
         if key and self._sealer is not None:
+            # Bound to slot and generation, so that an old copy of a slot cannot be put in its
+            # place.
             key = self._sealer.seal(key, _key_place(number, slot.generation))
         data = _SLOT.pack(*slot[:5], key)
         return data + _CRC.pack(crc32c(data))

@@ -35,16 +35,16 @@ from contrail_storage.seal.key_table import (
 
 KEYS_NAME: Final = "keys"
 SEALS_MAX: Final = 1 << 32
-"""How often a data key seals."""
+"""Values that one data key seals at most. Then the keyring creates the next one."""
 _DATA_KEY_BYTES: Final = 32
 
 
 class KeysRefusedError(Exception):
-    """The folder does not open with the node keys that were given; the text says why."""
+    """The folder cannot be opened with the given node keys. The text says why."""
 
 
 class _Current(NamedTuple):
-    """The data key that seals now. Taking a number is one step that no thread comes between."""
+    """The data key that seals now. ``next(numbers)`` is atomic, so sealing needs no lock."""
 
     id: int
     cipher: AESGCM
@@ -69,16 +69,19 @@ class Keyring:
         self._data_keys = data_keys
         self._entries = entries
         self._seals_max = seals_max
+        # By data key, made at first use: a folder may have hundreds of keys, one for each start.
         self._ciphers: dict[int, AESGCM] = {}
+        # None until something is sealed: a node that only reads creates no key.
         self._current: _Current | None = None
         self._closed = False
+        # For changes of the file. Sealing and opening take it only to create a key.
         self._lock = threading.Lock()
 
     @classmethod
     def create(
         cls, files: Files, directory: Path, node_key: bytes, seals_max: int = SEALS_MAX
     ) -> "Keyring":
-        """Make the folder's first data key and its file. Raises OSError."""
+        """Create the first data key of a folder, and its file. Raises OSError."""
         keyring = cls(files, directory, node_key, {}, (), seals_max)
         keyring._succeed(None)
         return keyring
@@ -91,9 +94,9 @@ class Keyring:
         node_keys: Sequence[bytes],
         seals_max: int = SEALS_MAX,
     ) -> "Keyring":
-        """Unwrap the folder's data keys with whichever of `node_keys` does; changes nothing.
+        """Unwrap the data keys of a folder with the first of `node_keys` that fits; change nothing.
 
-        Raises KeysRefusedError when none does, FileNotFoundError, NodeFileDamagedError or OSError.
+        Raises KeysRefusedError if none fits, FileNotFoundError, NodeFileDamagedError or OSError.
         """
         try:
             entries = decode_table(read_node_file(files, directory / KEYS_NAME))
@@ -114,6 +117,7 @@ class Keyring:
     def seal(self, plain: bytes | memoryview, place: bytes) -> bytes:
         """See `Sealer.seal`."""
         current = self._current or self._succeed(None)
+        # Several threads may draw numbers past the maximum. None of these is used.
         while (number := next(current.numbers)) >= self._seals_max:
             current = self._succeed(current)
         head = frame_head(current.id, number)
@@ -136,6 +140,8 @@ class Keyring:
         OSError the keyring works as before, but the file may be under either node key.
         """
         with self._lock:
+            # A new data key as well: values sealed from now on are safe even if somebody has copied
+            # the old node key and an old file `keys`.
             if node_key == self._node_key:
                 return False
             entries = tuple(
@@ -161,7 +167,7 @@ class Keyring:
         return self._ciphers.setdefault(key_id, AESGCM(data_key))
 
     def _succeed(self, spent: _Current | None) -> _Current:
-        """The data key after `spent`, which another thread may have begun meanwhile."""
+        """Return the data key after `spent`; another thread may have created it in the meantime."""
         with self._lock:
             if self._current is None or self._current is spent:
                 self._current = self._begin(self._node_key, self._entries)
@@ -173,6 +179,7 @@ class Keyring:
         key_id = entries[-1].id + 1 if entries else 1
         data_key = os.urandom(_DATA_KEY_BYTES)
         entries = (*entries, wrap_key(node_key, key_id, data_key, _nonce()))
+        # Before the key is used: a value sealed with a key that is in no file would be lost.
         write_node_file(self._files, self._path, encode_table(entries))
         self._entries = entries
         self._data_keys[key_id] = data_key
@@ -180,13 +187,15 @@ class Keyring:
 
 
 def find_keyring(files: Files, directory: Path, node_keys: Sequence[bytes]) -> Keyring | None:
-    """The keyring of a folder as it stands; None when it is plain, or new. Changes nothing.
+    """Return the keyring of a folder; None if the folder is plain or new. Changes nothing.
 
-    A folder is encrypted from its making on, or never. Raises KeysRefusedError when `node_keys`
-    are not for it, NodeFileDamagedError or OSError.
+    A folder is encrypted from its creation, or never. Raises KeysRefusedError if `node_keys` do
+    not fit it, NodeFileDamagedError or OSError.
     """
     identity = load_identity(files, directory)
     names = files.list_names(directory)
+    # A new encrypted folder gets `keys` before `identity`. A crash between the two leaves only
+    # `keys`, and the next start must not continue without encryption.
     is_sealed = KEYS_NAME in names if identity is None else identity.encrypted
     if not is_sealed:
         if node_keys and (identity is not None or LOG_NAME in names):

@@ -1,4 +1,4 @@
-"""Node keys as people keep them: text, one key a line, the current one first."""
+"""Node keys in the form of a key file: text with one key per line, the current key first."""
 
 import base64
 import binascii
@@ -11,13 +11,13 @@ _HEX: Final = re.compile(r"[0-9A-Fa-f]{64}")
 
 
 class NodeKeyError(ValueError):
-    """The text holds no usable keys; the message says where and shows nothing of them."""
+    """The text has no usable keys. The message names the line and shows nothing of it."""
 
 
 def parse_node_keys(text: str) -> tuple[bytes, ...]:
-    """The keys in ``text``, 32 bytes each: lines of 64 hex digits or of base64; empty ones pass.
+    """Return the keys in ``text``, 32 bytes each. A line is 64 hex digits or base64.
 
-    Raises NodeKeyError.
+    Empty lines are skipped. Raises NodeKeyError without a key, or with more than NODE_KEYS_MAX.
     """
     lines = [
         (number, one) for number, line in enumerate(text.splitlines(), 1) if (one := line.strip())
@@ -31,11 +31,12 @@ def parse_node_keys(text: str) -> tuple[bytes, ...]:
 
 def _parse(number: int, line: str) -> bytes:
     try:
+        # Hex first: 64 hex digits are also valid base64, but of 48 bytes, which is no key.
         is_hex = _HEX.fullmatch(line)
         key = bytes.fromhex(line) if is_hex else base64.b64decode(line, validate=True)
     except (binascii.Error, ValueError):
         key = b""
     if len(key) != NODE_KEY_BYTES:
-        # The line stays out of the message: it may be all of a key but for a slip.
+        # The message does not show the line: it may be a real key with one wrong character.
         raise NodeKeyError(f"line {number} is not {NODE_KEY_BYTES} bytes in hex digits or base64")
     return key

@@ -80,6 +80,8 @@ class _Recent(Generic[K, V]):
     def get(self, key: K) -> V | None:
         value = self._young.get(key)
         if value is None:
+            # Two generations instead of a linked list of uses: a value that is used moves to the
+            # young one, and what nobody used leaves with the old one.
             value = self._old.get(key)
             if value is not None:
                 self.put(key, value)
@@ -173,6 +175,8 @@ class SubjectKeys:
                     slot = self._file.slot(number)
                     self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
             self._index = MarkIndex(np.concatenate(marks), np.concatenate(slots))
+            # After the columns are complete: the journal may turn broken slots into destroyed ones,
+            # so broken slots are counted only after it.
             self._finish_journal(self._file)
             self.broken = int(np.count_nonzero(self._states == BROKEN))
 
@@ -185,6 +189,8 @@ class SubjectKeys:
 
     def _is_unfinished(self, one: Doomed) -> bool:
         state, generation = self._states[one.slot], int(self._generations[one.slot])
+        # A slot of a later generation was destroyed, freed and used again since: its key is another
+        # one.
         return bool(state == BROKEN or (state == LIVE and generation == one.generation))
 
     def _grow(self, count: int) -> None:
@@ -209,8 +215,12 @@ class SubjectKeys:
             if key is not None:
                 return key
             for number, slot in self._slots_of(shard, self._mark(shard, subject)):
+                # An erasure is waiting for everything sealed with this key. A new publish gets a
+                # new key.
                 if number in self._retired:
                     continue
+                # The subject is in use again: the sweep that noted its key as idle must not destroy
+                # it.
                 self._condemned.discard(number)
                 key = self._in_use(number, slot)
                 self._sealing.put((shard, subject), key)
@@ -227,6 +237,9 @@ class SubjectKeys:
             if key is not None:
                 return key
             number, generation = key_id & _SLOT_MASK, key_id >> 32
+            # A higher generation in the file, or the same one destroyed, means erased. A lower one
+            # means that the file is older than the message: that is damage, and must not look like
+            # an erasure.
             if self._is_gone(number, generation):
                 return None
             if number >= self._count or self._generations[number] != generation:
@@ -298,6 +311,7 @@ class SubjectKeys:
         with self._changing:
             file = self._file or self._create()
             try:
+                # In parts: `sealing` waits for this lock on the event loop.
                 for start in range(0, len(wanted), _LOCKED_MAX):
                     with self._lock:
                         self._add_slots(wanted[start : start + _LOCKED_MAX], made)
@@ -305,10 +319,13 @@ class SubjectKeys:
                 file.write(made)
                 file.sync()
             except (OSError, SubjectKeysFullError, SubjectKeysDamagedError):
+                # Their generation stays raised: the failed write may be on disk all the same, and
+                # the next key of the slot must differ from it.
                 self._free += [number for number, _ in made]
                 raise
             with self._lock:
                 for number, slot in made:
+                    # Only now, when the key is durable, can a message be sealed with it.
                     self._states[number] = LIVE
                     self._live[slot.shard] += 1
                     self._index.add(prefix_of(slot.mark), number)
@@ -325,6 +342,7 @@ class SubjectKeys:
         for shard, subject in wanted:
             if self.sealing(shard, subject) is not None:
                 continue
+            # Freed slots first: the file grows only when all of its slots are in use.
             number = self._free.pop() if self._free else self._count
             if number >= self._slots_max:
                 raise SubjectKeysFullError(
@@ -355,6 +373,7 @@ class SubjectKeys:
         """Stop sealing with the keys in ``slots``."""
         with self._lock:
             self._retired.update(slots)
+            # The cache is by subject and these are slots. It is refilled in a few reads.
             self._sealing.clear()
 
     def destroy(self, slots: Sequence[int], below_seq: int) -> None:
@@ -393,7 +412,11 @@ class SubjectKeys:
             for one in doomed:
                 self._give_up(one)
             self._sealing.clear()
+            # In memory first, the ciphers included: from here on nothing opens with these keys,
+            # even if the writes below fail and are repeated.
             self._opening.clear()
+        # Synced before the first overwrite. Otherwise a crash could tear a slot of which the
+        # journal says nothing, and its messages would count as damaged, not as erased.
         file.write_journal(doomed)
         file.sync()
         file.write(
@@ -425,6 +448,8 @@ class SubjectKeys:
         file = self._needed()
         with self._changing:
             freed = sorted(number for number in slots if number in self.remains)
+            # Not synced: after a power cut the slots may be DESTROYED again. Then their work is
+            # repeated, and finds nothing to remove.
             file.write([(number, Slot(FREE, int(self._generations[number]))) for number in freed])
             with self._lock:
                 for number in freed:

@@ -1,4 +1,4 @@
-"""Checkpoints of a node: flush the store, prove it by a record, and remove the log before it."""
+"""Checkpoints: flush the store, record what was flushed, and remove the log before it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +23,7 @@ _log = structlog.get_logger("contrail.checkpoint")
 
 
 class DataLostError(Exception):
-    """The data found at the start is not the data that was stored, so the node must not serve it.
+    """The data found at the start is not the data that was stored. The node must not serve it.
 
     ``store_is_whole``: only the log, or the proof itself, is damaged.
     """
@@ -34,7 +34,7 @@ class DataLostError(Exception):
 
 
 def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
-    """Return the marks that a record proves for the shards of ``group``."""
+    """Return the marks of the shards of ``group``, which a record proves at the next start."""
     return {
         number: ShardMark(
             group,
@@ -111,9 +111,13 @@ class Checkpointer:
         Raises LogFailedError when one of the segments is still needed.
         """
         async with self._lock:
+            # The order is fixed: entries of the old segments must be applied and flushed before the
+            # segments can go, and nothing may be appended to them any more.
             left, ends = await whole(log.rotate)
             await until_written(ends)
             await self._take(log, machines, applied, until_written, 0)
+            # `drop_segments` keeps a segment with an entry that is not flushed. Its bytes would
+            # outlive the erasure that asked for the cut, so this is a failure.
             if log.first_segment <= left:
                 raise LogFailedError("an older segment of the log is still needed")
 
@@ -127,7 +131,10 @@ class Checkpointer:
     ) -> None:
         # Read under the lock: during the wait, the store may have been reopened.
         marks, noted = marks_of(machines(), self._group), dict(applied())
+        # The record names these indexes and marks. If the store had less at the flush, the next
+        # start would report lost data.
         await until_written(noted)
         await whole(lambda: self._checkpoint.take(noted, marks))
+        # Last: an entry may leave the log only when the store has it durably.
         freed = await whole(lambda: log.drop_segments(noted, keep_bytes=keep_bytes))
         _log.info("checkpoint", applied=noted, log_bytes_freed=freed)

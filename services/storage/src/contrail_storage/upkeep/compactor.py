@@ -30,7 +30,7 @@ from contrail_storage.upkeep.backoff import Backoff
 _PAUSE_BLOCKS: Final = 64
 _RETRY_MAX_S: Final = 60.0
 _WRITTEN_TOGETHER: Final = 32
-"""Blocks that are in memory at most until they are written."""
+"""Rewritten blocks that wait in memory for the writer, at most."""
 _log = structlog.get_logger("contrail.compact")
 
 
@@ -44,7 +44,7 @@ class CompactorBounds:
 
 @dataclass(slots=True)
 class CompactCounts:
-    """What was done since the start."""
+    """Counters since the start of the node."""
 
     dropped: int = 0
     rewritten: int = 0
@@ -63,7 +63,7 @@ class _Alive(NamedTuple):
 
 
 class Compactor:
-    """Reclaims space in the shards."""
+    """Reclaims the space of deleted messages in all shards, in the background."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Compactor:
                 backoff.succeeded()
 
     async def tick(self) -> None:
-        """Check everything that was deleted since the last tick."""
+        """Check the pages with deletions since the last tick. Raises StoreFailedError."""
         for shard in in_memory_first(self._shards()):  # a failing disk does not affect these
             if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
                 await self._compact(shard)
@@ -112,6 +112,7 @@ class Compactor:
         for looked, page in enumerate(pages):
             if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
+            # Before the page is read: a deletion from now on adds it again.
             touched.discard(page)
             seq = max(seq, page * PAGE)
             while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
@@ -119,6 +120,7 @@ class Compactor:
                 try:
                     made = settled and await self._reclaim(shard, found)
                 except StoreFailedError:
+                    # Nothing may be forgotten: no later deletion need touch these pages again.
                     touched.update(pages[looked:])
                     raise
                 if not made:
@@ -141,6 +143,7 @@ class Compactor:
         live = machine.deleted.live_mask(span.base_seq, span.count)
         if live is None:
             live = np.ones(span.count, np.bool_)
+        # Sequences below the first one are dead, and are not kept as deleted.
         live[: max(machine.counters.first_seq - span.base_seq, 0)] = False
         return _Alive(span, live)
 
@@ -164,6 +167,8 @@ class Compactor:
                 self.counts.freed_bytes += span.bytes
             return True
         known = self._emptied(number, span)
+        # Half of what has content must be dead. Each rewrite then halves it at least, so a message
+        # is rewritten about eleven times at most.
         if 2 * (span.count - live - known) < span.count - known:
             return True
         block = await self._load(shard, span)
@@ -182,6 +187,7 @@ class Compactor:
         """Return the block, or None if it was replaced. An unreadable one damages the shard."""
         number = shard.machine.shard
         block = self._blocks.recall(number, span.base_seq)
+        # A block that is not written yet is in memory only; the store would not find it.
         if block is None or block.count != span.count:
             try:
                 [block] = await asyncio.to_thread(self._blocks.load_many, number, [span.base_seq])
@@ -203,6 +209,7 @@ class Compactor:
         if not shard.machine.exists:
             return None
         directory = self._blocks.directory(number)
+        # The dead messages were empty before: a rewrite would change nothing, every time.
         if left[0].count == block.count and left[0].stored_bytes == block.stored_bytes:
             directory.note_emptied(span, span.count - found.messages)
             return None
@@ -221,7 +228,7 @@ class Compactor:
     async def empty(self, shard: Shard) -> bool:
         """Remove the content of deleted messages from all blocks of the shard.
 
-        Blocks keep their places, including those that wait for a merge. Returns when all is
+        Blocks keep their sequences, including blocks that wait for a merge. Returns when all is
         written: True, or False when a block is unreadable.
         """
         jobs: list[RewriteJob] = []
@@ -232,6 +239,7 @@ class Compactor:
                 await asyncio.sleep(0)
             seq = found.span.base_seq
             gone = found.span.count - found.messages
+            # Every dead message of the block is known to be empty.
             if gone == self._emptied(shard.machine.shard, found.span):
                 seq = found.span.end_seq
                 continue

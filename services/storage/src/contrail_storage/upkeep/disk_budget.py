@@ -64,8 +64,10 @@ class DiskBudget:
 
     def check(self, size: int) -> None:
         """Count ``size`` bytes of messages; STORAGE_FULL if there is no space for them."""
+        # Twice: once in the log, once in the store.
         cost = 2 * size + _REQUEST_BYTES
         self._left -= cost
+        # The file system is asked every 250 ms. In between, requests count down.
         if self._left >= 0 and time.monotonic() < self._measured_s + _MEASURED_S:
             return
         left = self.measure()

@@ -1,8 +1,8 @@
 """Messages of a shard that are due by TTL or age. The leader finds them and proposes removals.
 
-Deadlines are read from the store, and ages from the blocks. Ages are only looked at if removing the
-oldest messages is not enough: some messages are exempt from age, or subjects get markers. A command
-also needs to know the subjects' remaining messages, see ``Expire``.
+Deadlines are read from the store, ages from the blocks. Ages are read only if the due messages are
+not simply the oldest ones: because some messages are exempt from age, or because subjects get
+markers. A command also names the remaining messages of its subjects, see ``Expire``.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ _ROWS_MAX: Final = 4_096
 _BLOCKS_MAX: Final = 64
 """Limits of one command: messages, rows and blocks that ``apply`` reads. Markers fill one block."""
 _SLICES_MAX: Final = 64
-"""Slices of one shard before the next shard gets its turn."""
+"""Slices of one shard in a tick, so that the other shards are checked in time."""
 _PAUSE_BLOCKS: Final = 32
 _MARKER_REASON: Final = model.MARKER_REASON.lower()
 _KV_OPERATION: Final = model.KV_OPERATION.lower()
 _UNMARKED: Final = (["DEL"], ["PURGE"])
 
 Part = tuple[Block, NDArray[np.int64]]
-"""Positions of messages in a block, ascending."""
+"""A block, and the positions of some of its messages, ascending."""
 Scan = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
 
 
@@ -86,7 +86,7 @@ class DueMessages:
         self._until_written = until_written
 
     async def remove(self, shard: Shard, now_ns: int) -> None:
-        """Remove messages due at ``now_ns``, in slices; the number of slices is limited."""
+        """Remove messages due at ``now_ns``, in at most 64 slices. Raises ApiError, StoreError."""
         for _ in range(_SLICES_MAX):
             if shard.damaged or not shard.machine.exists:
                 return
@@ -95,6 +95,8 @@ class DueMessages:
             by_row = shard.machine.deadlines.earliest_ns <= now_ns
             if not by_row and not (ages_singly(shard) and await self._age_is_due(shard, now_ns)):
                 return
+            # Until the command is applied, no other removal may take the messages that it names as
+            # the remaining ones of their subjects.
             async with shard.removal:
                 take = self._remove_rows if by_row else self._remove_aged
                 if not await take(shard, now_ns):
@@ -109,9 +111,13 @@ class DueMessages:
             return False
         deadlines = machine.deadlines
         from_ns = deadlines.earliest_ns
+        # Appends during the scan may have earlier deadlines than the row at which it ends.
         deadlines.begin_scan()
+        # The rows are read from the store, which may be behind what is applied: without this a due
+        # row could be missed, and the bound of all deadlines raised above it.
         await self._until_written()
         rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
+        # `apply` reads the facts of these messages: one block for each row in the worst case.
         self._keep_few_blocks(machine.shard, rows)
         if rows.keys:
             seqs = distinct(np.concatenate(rows.seqs))
@@ -141,7 +147,7 @@ class DueMessages:
         return found
 
     def _keep_few_blocks(self, number: int, rows: _Rows) -> None:
-        """Keep rows for later that would make a command read too many blocks."""
+        """Leave rows for the next slice that would make a command read more than 64 blocks."""
         directory = self._blocks.directory(number)
         seen: set[int] = set()
         for at, (deadline_ns, first_seq) in enumerate(rows.keys):
@@ -157,6 +163,7 @@ class DueMessages:
         at = 0
         while at < len(seqs):
             block = await self._reader.block_at(shard, int(seqs[at]))
+            # All sequences from here on were removed in the meantime.
             if block is None:
                 break
             stop = int(np.searchsorted(seqs, block.last_seq, side="right"))
@@ -206,8 +213,11 @@ class DueMessages:
             if old < block.count:
                 break
         removed = await self._propose(shard, parts, [])
+        # Limits removed messages meanwhile, so nothing was left, or newest messages had to stay
+        # (`more`). The next tick searches again, from the oldest message.
         if not removed.count or removed.more:
             return False
+        # All messages below are exempt from age, so later searches begin here.
         shard.stay_below = max(shard.stay_below, seq)
         return True
 
@@ -304,6 +314,7 @@ def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
     table = machine.subjects
     sids, counts = np.unique(sids, return_counts=True)
     at = table.numbered.slots(sids)
+    # Only a subject that loses its newest message needs another one, or a marker.
     goes = np.isin(table.last[at], seqs)
     marking = nothing
     if machine.config.subject_delete_marker_ttl_ns > 0:
@@ -317,6 +328,7 @@ def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) 
     for block, positions in parts:
         chosen = positions[np.isin(positions + block.base_seq, newest)]
         headers = reader.opened(shard, block, chosen.tolist()).headers
+        # A look at the names of all headers together rules out nearly every block.
         if headers is not None and _may_be_markers(headers):
             chosen = np.array(
                 [at for at in chosen.tolist() if not _is_marker(headers.message(at) or {})],
@@ -333,6 +345,6 @@ def _may_be_markers(headers: AnyHeaders) -> bool:
 
 
 def _is_marker(headers: Headers) -> bool:
-    """Whether a message says that its subject is empty, as key-value buckets do."""
+    """Whether a message marks its subject as empty: a marker, or a delete of a key-value bucket."""
     asked = {name.lower(): values[:1] for name, values in headers.items()}
     return _MARKER_REASON in asked or asked.get(_KV_OPERATION) in _UNMARKED

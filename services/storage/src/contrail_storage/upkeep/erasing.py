@@ -1,11 +1,14 @@
 """Erasing: messages are deleted at once, then their bytes are removed from every file of the node.
 
-A request deletes messages and records a receipt. The eraser works on all waiting receipts in one
-cycle. It removes the content of dead messages from the blocks of their shards, begins a new log
-segment, flushes the store, removes all older segments, and rewrites the tables that have the
-shards' blocks and names. Only then are the receipts done. A failure leaves them pending, and they
-are tried again after a growing pause. Unreadable blocks are not tried again while their stream is
-damaged.
+A request deletes messages and records a receipt. The eraser works on all pending receipts in one
+cycle:
+
+1. It removes the content of dead messages from the blocks of their shards.
+2. It begins a new log segment, flushes the store, and removes all older segments.
+3. It rewrites the tables that have blocks and names of the shards.
+
+Then the receipts are done. After a failure they stay pending, and are tried again after a growing
+pause. A receipt whose stream has unreadable blocks waits until the stream is no longer damaged.
 """
 
 import asyncio
@@ -39,7 +42,7 @@ from contrail_storage.upkeep.shredding import Shredder
 from contrail_storage.wal.node_log import LogRottenError
 
 _TOGETHER: Final = 128
-"""Messages that one entry deletes at most, so that ``apply`` stays short."""
+"""Messages that are deleted together, in about one entry, so that ``apply`` stays short."""
 _FINISHED_TOGETHER: Final = 256
 _CUT_S: Final = 60.0
 _RETRY_S: Final = 1.0
@@ -48,9 +51,9 @@ _OLD_S: Final = 3_600.0
 _LOOK_S: Final = 1.0
 """How often receipts of damaged streams are checked, as the stream may have been deleted."""
 _RANGES_MAX: Final = 32
-"""Shards that are rewritten one by one; if there are more, the whole range of keys is."""
+"""Up to so many shards are rewritten one by one; with more, the range from first to last is."""
 _CONTENT_KINDS: Final = (keys.BLOCK, keys.COUNTERS, keys.SUBJECT_NAME)
-"""Rows with payloads, headers or names of subjects."""
+"""The kinds of rows that have payloads, headers or names of subjects."""
 _log = structlog.get_logger("contrail.erase")
 
 
@@ -63,7 +66,7 @@ class EraseBounds:
 
 @dataclass(slots=True)
 class EraseCounts:
-    """What was done since the start."""
+    """Counters since the start of the node."""
 
     done: int = 0
     cycles: int = 0
@@ -80,7 +83,7 @@ class RewritableStore(Protocol):
 
 
 class Erasures:
-    """Accepts requests to erase, and answers questions about receipts."""
+    """Accepts requests to erase, and returns receipts."""
 
     def __init__(
         self,
@@ -110,10 +113,11 @@ class Erasures:
     async def erase(self, shards: list[Shard], seqs: list[int], subject: str) -> ErasureReceipt:
         """Delete messages of ``shards``, and record the receipt; see ``StorageLink.erase``.
 
-        All shards belong to one stream; sequences belong to the first shard.
+        All shards belong to one stream. ``seqs`` are sequences of the first shard.
         """
         first, name = shards[0], shards[0].name
         check_removal(first, by_subject=not seqs)
+        # Before anything is deleted: without a receipt, nobody would remove the bytes.
         if self._ledger.is_full:
             raise ApiError(errors.ERASURE_LIMIT, retry_after_s=1, applied=False)
         shredded = False
@@ -145,7 +149,7 @@ class Erasures:
         return self._receipt(erasure_id)
 
     async def _delete(self, shard: Shard, seqs: list[int]) -> None:
-        """Delete those of ``seqs`` (ascending) that still exist."""
+        """Delete those of ``seqs`` (ascending) that exist. May raise OUTCOME_UNKNOWN."""
         if len(seqs) > ERASE_SEQS_MAX:
             raise ApiError(
                 errors.INVALID_FIELD,
@@ -157,6 +161,8 @@ class Erasures:
             raise ApiError(
                 errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} has never existed", applied=False
             )
+        # No other removal may delete the previous message of a subject between its search and the
+        # command that names it.
         async with shard.removal:
             # The newest first, so that the previous message of a subject always still exists.
             rest = seqs[::-1]
@@ -166,13 +172,15 @@ class Erasures:
                 try:
                     begun |= await self._delete_together(shard, some)
                 except ApiError as error:
+                    # Some messages are deleted, so the request can't be refused as a whole. It may
+                    # be repeated.
                     if begun:
                         raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
                     raise
         shard.notify()
 
     async def _delete_together(self, shard: Shard, seqs: list[int]) -> bool:
-        """Delete ``seqs`` (descending), in about one entry; True when any of them existed."""
+        """Delete ``seqs`` (descending) in about one entry; return whether any of them existed."""
         number = shard.machine.shard
         live = [seq for seq in seqs if shard.machine.is_live(seq)]
         previous = [await self._reader.previous_of_subject(shard, seq) for seq in live]
@@ -181,6 +189,8 @@ class Erasures:
                 self._shard_log.command(number, cmd.DeleteMessage(seq, before))
                 for seq, before in zip(live, previous, strict=True)
             ],
+            # All commands end before an error is raised: none is left without a reader of its
+            # result.
             return_exceptions=True,
         )
         for result in found:
@@ -192,7 +202,7 @@ class Erasures:
         return bool(live)
 
     async def receipt(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """Return a receipt when it is done or ``wait_ns`` have passed (ERASURE_NOT_FOUND)."""
+        """Return a receipt once it is done, or after ``wait_ns``. Raises ERASURE_NOT_FOUND."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_ns / 1e9):
                 while self._receipt(erasure_id).status != "done":
@@ -223,11 +233,11 @@ class Erasures:
         return self.reasons.get(erasure_id, "") if node == self._node_id else ""
 
     def pending(self) -> list[Erasure]:
-        """Receipts that this node still has to work on."""
+        """The receipts that this node has not finished."""
         return self._ledger.pending(self._node_id)
 
     async def finish(self, erasures: Sequence[Erasure]) -> None:
-        """Mark ``erasures`` as done by this node; if there are none, only remove old receipts."""
+        """Mark ``erasures`` as done by this node. Without any, only remove expired receipts."""
         ids = [one.erasure_id for one in erasures]
         for start in range(0, max(len(ids), 1), _FINISHED_TOGETHER):
             some = ids[start : start + _FINISHED_TOGETHER]
@@ -239,13 +249,13 @@ class Erasures:
         changed.set()
 
     async def forget_old(self) -> None:
-        """Remove receipts that were done long ago."""
+        """Remove receipts that were done at least seven days ago."""
         if self._ledger.has_old(self._clock_ns()):
             await self.finish([])
 
 
 class Eraser:
-    """Does the work that receipts stand for."""
+    """Works on receipts: removes the bytes of deleted messages from every file."""
 
     def __init__(
         self,
@@ -268,7 +278,7 @@ class Eraser:
         self._bounds = bounds
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
         self._stuck: set[str] = set()
-        """Receipts that are done except for unreadable blocks."""
+        """Receipts that only wait for blocks that cannot be read."""
 
     async def run(self) -> None:
         """Work on pending receipts until cancelled."""
@@ -296,14 +306,14 @@ class Eraser:
                 await asyncio.sleep(self._backoff.pause_s)
 
     def _put_off(self, reason: str) -> bool:
-        """Note a failure; True when it is worth a log line."""
+        """Note a failure in the pending receipts; True if its reason is new, to be logged."""
         self.counts.failed += 1
         waiting = (one.erasure_id for one in self._workable())
         self.erasures.reasons |= dict.fromkeys(waiting, reason)
         return self._backoff.failed(reason)
 
     def _workable(self) -> list[Erasure]:
-        """Pending receipts, without those that are stuck in streams that are still damaged."""
+        """Pending receipts, without stuck ones whose stream is still damaged."""
         pending = self.erasures.pending()
         self._stuck.intersection_update(one.erasure_id for one in pending)
         return [
@@ -313,25 +323,33 @@ class Eraser:
         ]
 
     def _damage(self, number: int) -> str:
-        """The damage of a shard; empty if it has none or does not exist."""
+        """The damage of a shard as a sentence; empty if it has none or does not exist."""
         shard = self._shards.get(number)
         if shard is None or not shard.machine.exists or not shard.damaged:
             return ""
         return f"stream {shard.name} is damaged: {shard.damaged}"
 
     async def cycle(self) -> None:
-        """Work on all receipts together that can make progress now."""
+        """Work once on all receipts that can make progress; an error leaves them pending."""
         begun = perf_counter()
+        # Taken once: a receipt that arrives during the cycle may have content in files that were
+        # already rewritten.
         pending = self._workable()
+        # A store that fails and is reopened loses the rewritten blocks that it had not flushed.
         reopened = self._reopened()
         numbers = sorted({number for one in pending for number in one.shards})
+        # Blocks first: rewritten tables and the new log segment must contain their new versions
+        # only.
         left = {number for number in numbers if not await self._empty(number)}
         stored = [number for number in numbers if not is_in_memory(number)]
         if stored:  # shards in memory never had anything in a file
+            # The log first: cutting it flushes the store, so that every row is in a table when the
+            # tables are rewritten.
             async with asyncio.timeout(_CUT_S):
                 await self._cut_log()
             await asyncio.to_thread(self._store.rewrite, _ranges(stored), self._bounds.patience_s)
         if self._reopened() != reopened:
+            # The receipts stay pending, and the next cycle repeats all of it.
             raise StoreError("the store was reopened in the meantime")
         done = [one for one in pending if left.isdisjoint(one.shards)]
         if done:
@@ -360,9 +378,11 @@ class Eraser:
 
 
 def _ranges(shards: list[int]) -> list[tuple[bytes, bytes]]:
-    """The key ranges that have or had content of ``shards`` (ascending, at least one)."""
+    """Key ranges with present or past content of ``shards`` (ascending, at least one)."""
     spans = [(number, number) for number in shards]
     if len(spans) > _RANGES_MAX:
+        # Rewriting also shards in between costs time. Many short ranges would cost more: each waits
+        # for running compactions.
         spans = [(shards[0], shards[-1])]
     return [
         (keys.shard_key(kind, first), keys.prefix_end(keys.shard_key(kind, last)))

@@ -65,6 +65,7 @@ class Housekeeper:
             number = shard.machine.shard
             loop_s = asyncio.get_running_loop().time()
             backoff, due_s = self._failing.get(number, (None, 0.0))
+            # A shard whose reads fail would otherwise delay every tick of all others.
             if loop_s < due_s:
                 continue
             try:
@@ -80,7 +81,7 @@ class Housekeeper:
         await self._consumers.drop_inactive()
 
     async def _check(self, shard: Shard, now_ns: int) -> None:
-        """Propose what is due in one shard."""
+        """Propose what is due in one shard. Raises ApiError, StoreError."""
         machine = shard.machine  # its stream may be removed while another shard is checked
         by_deadline = machine.deadlines.earliest_ns <= now_ns
         if machine.exists and (by_deadline or ages_singly(shard)):
@@ -111,6 +112,7 @@ class Housekeeper:
         command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup | cmd.KeepInterest,
     ) -> None:
         more = True
+        # A command removes a slice, so that publishes are applied in between.
         while more and shard.machine.exists:
             result = await self._shard_log.command(shard.machine.shard, command)
             more = isinstance(result, Removed) and result.more

@@ -1,4 +1,4 @@
-"""Reclaim the space of values that the store keeps outside its tables and no longer needs."""
+"""Reclaims the space of large values that the store keeps outside its tables (blob files)."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,10 +23,10 @@ class ReclaimableStore(Protocol):
 
 
 class Reclaimer:
-    """Has files rewritten that are mostly garbage, and joins small ones.
+    """Rewrites files that are mostly garbage, and joins small ones.
 
-    The store itself removes files without any current value, which is the common case. This is for
-    files that mix values of streams that keep messages and streams that do not.
+    The store itself removes a file once none of its values is current, which is the common case.
+    The reclaimer is for files that mix values of short-lived and long-lived messages.
     """
 
     def __init__(
@@ -45,6 +45,9 @@ class Reclaimer:
         """Reclaim until cancelled, at no more than 16 MiB/s."""
         size, rested_s = 0, 0.0
         while True:
+            # After work, as long as it would take at 16 MiB/s. Otherwise the pause is short, so
+            # that a disk that fills up is noticed, and the work itself is left out until `_pause_s`
+            # have passed.
             pause_s = size / _BYTES_S if size else min(self._pause_s, _SHORT_PAUSE_S)
             await asyncio.sleep(pause_s)
             rested_s += pause_s

@@ -1,7 +1,7 @@
 """Background scrub: everything stored is read regularly, so that damage is found early.
 
 Without it, damage would only be found when the data is needed, perhaps after the last good copy
-elsewhere is gone. A damaged shard stops and reports it, as when a reader finds the damage.
+elsewhere is gone. A damaged shard stops and reports the damage, as if a reader had found it.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = structlog.get_logger("contrail.scrub")
 
 
 class RowSource(Protocol):
-    """The part of the store that reads rows."""
+    """The part of the store that the scrubber uses."""
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) from ``start`` up to, not including, ``stop``."""
@@ -41,13 +41,13 @@ class RowSource(Protocol):
 
 @dataclass(slots=True)
 class ScrubCounts:
-    """What was read since the start."""
+    """Counters since the start of the node."""
 
     rounds: int = 0
     blocks: int = 0
     bytes: int = 0
     damaged: int = 0
-    """Unreadable blocks and kinds of rows."""
+    """Damaged blocks, and kinds of rows in which a row is damaged."""
 
 
 class Scrubber:
@@ -72,7 +72,7 @@ class Scrubber:
         self._pause_s = pause_s
 
     async def run(self) -> None:
-        """Scrub until cancelled."""
+        """Scrub until cancelled, or until the store is closed."""
         while True:
             await asyncio.sleep(self._pause_s)
             try:
@@ -85,7 +85,7 @@ class Scrubber:
                 await asyncio.sleep(_RETRY_S)
 
     async def round(self) -> None:
-        """Read everything once."""
+        """Read all blocks and rows of all shards once. Raises StoreClosedError."""
         for shard in self._shards():
             try:
                 if not shard.damaged:
@@ -103,6 +103,8 @@ class Scrubber:
             size = sum(span.bytes for span in spans)
             broken = await asyncio.to_thread(self._broken, shard.machine.shard, spans)
             for span, why, block in broken:
+                # While the thread was reading, the block may have been merged, dropped or erased.
+                # Then the read failed for that reason, and nothing is damaged.
                 if self._stands(shard, span) and (block is None or self._matters(shard, block)):
                     self._report(shard, f"block {span.base_seq}: {why}")
                     return
@@ -149,7 +151,7 @@ class Scrubber:
         return broken
 
     def _matters(self, shard: Shard, block: Block) -> bool:
-        """Whether the message of ``block`` that cannot be decrypted is live."""
+        """Whether a live message of ``block`` cannot be decrypted. Dead ones may lack their key."""
         live = np.ones(block.count, np.bool_)
         live[: max(shard.machine.counters.first_seq - block.base_seq, 0)] = False
         known = shard.machine.deleted.live_mask(block.base_seq, block.count)
@@ -161,7 +163,7 @@ class Scrubber:
         return False
 
     def _stands(self, shard: Shard, span: BlockSpan) -> bool:
-        """Whether the directory still has the block, which may be merged or removed."""
+        """Whether the directory still lists the block. It may have been merged or removed."""
         if not shard.machine.exists:
             return False
         directory = self._blocks.directory(shard.machine.shard)
@@ -171,6 +173,7 @@ class Scrubber:
     async def _scrub_rows(self, shard: Shard) -> None:
         number = shard.machine.shard
         for kind in keys.SHARD_KINDS:
+            # Blocks were read as such: `_scrub_blocks` also checks what is inside them.
             if kind == keys.BLOCK:
                 continue
             prefix = keys.shard_key(kind, number)
@@ -181,6 +184,7 @@ class Scrubber:
             except StoreScanCutError:
                 return  # the rest is read in the next round
             except StoreCorruptError as error:
+                # A stream that was deleted meanwhile has nothing left that could be damaged.
                 if shard.machine.exists:
                     self._report(shard, f"rows of kind {kind.decode()}: {error}")
                     return
@@ -193,6 +197,8 @@ class Scrubber:
 
     async def _pace(self, size: int) -> None:
         self.counts.bytes += size
+        # The time to read at this rate, in addition to the time that the read took: the scrub is
+        # always slower than its rate, and leaves the disk to requests.
         await asyncio.sleep(size / self._bytes_s)
 
 
@@ -202,5 +208,5 @@ def _is_of(block: Block, span: BlockSpan) -> bool:
 
 
 def _read(rows: Iterator[tuple[bytes, bytes]]) -> int:
-    """Read some rows, and return their bytes; 0 at the end."""
+    """Read at most CHUNK_ROWS rows, and return their bytes; 0 at the end."""
     return sum(len(key) + len(value) for key, value in islice(rows, CHUNK_ROWS))

@@ -1,4 +1,4 @@
-"""Destroying subject keys: when a subject is erased, and when it has no messages any more.
+"""Shredding: subject keys are destroyed when their subject is erased or has no messages left.
 
 An erasure destroys keys before it deletes messages. A crash may therefore leave messages that
 cannot be decrypted; until they are removed, reads treat them as erased. The key file records the
@@ -26,7 +26,7 @@ from contrail_storage.streams.removals import Removals
 from contrail_storage.upkeep.backoff import Backoff
 
 _TOGETHER: Final = 1_024
-"""Subjects that are looked up before other work gets its turn."""
+"""Subjects that are looked up before the event loop does other work."""
 TICK_S: Final = 1.0
 SWEEP_S: Final = 30.0
 _RETRY_MAX_S: Final = 60.0
@@ -37,25 +37,25 @@ class Streams(Protocol):
     """The part of the stream manager that the shredder uses."""
 
     def shard_numbers(self) -> set[int]:
-        """Numbers of the shards of all listed streams."""
+        """Ids of the shards of all listed streams."""
         ...
 
     def taken_numbers(self) -> set[int]:
-        """Shard numbers of all streams, including half made, restored and removed ones."""
+        """Shard ids of all streams, also of those being created, restored or removed."""
         ...
 
     @property
     def removals(self) -> Removals:
-        """What removes messages."""
+        """The removals, which purge the messages of destroyed keys."""
         ...
 
 
 class Snapshots(Protocol):
-    """Knows whether snapshots are being read."""
+    """The part of the snapshots that the shredder uses."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether a snapshot is being read."""
+        """Whether a snapshot is being read. It may still need keys of deleted messages."""
         ...
 
 
@@ -70,6 +70,7 @@ def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
     )
     for shard in shards:
         machine = shard.machine
+        # A stream that has never had a message loses nothing with the file; it gets a new one.
         if seals(shard) and machine.counters.last_seq >= machine.config.first_seq:
             shard.damaged = reason
             _log.critical("subject_keys_lost", stream=shard.name, reason=reason)
@@ -92,9 +93,9 @@ class Shredder:
         self._shard_log = shard_log
         self._snapshots = snapshots
         self._busy: set[int] = set()
-        """Slots of the erasures in progress."""
+        """Slots of the erasures in progress; `reconcile` leaves them alone."""
         self._stuck: set[int] = set()
-        """Slots whose shards were damaged when their keys were destroyed again."""
+        """Slots with work left that cannot be done while their shard is damaged."""
         self._mending = Backoff(TICK_S, _RETRY_MAX_S)
         self._mend_at_s = 0.0
         """Loop time of the next attempt to :meth:`reconcile`."""
@@ -117,8 +118,10 @@ class Shredder:
         try:
             for shard in shards:
                 retired = await self._retire(shard, pattern)
+                # Noted before keys are destroyed: an error from here on has an unknown outcome.
                 slots += retired
                 await self._shred(shard, pattern, retired)
+            # The body removes the messages. Only after it may the slots have new keys.
             yield True
             if slots:
                 await asyncio.to_thread(self._keys.finish, slots)
@@ -133,7 +136,7 @@ class Shredder:
             self._busy.difference_update(slots)
 
     async def _retire(self, shard: Shard, pattern: str) -> list[int]:
-        """Retire keys of matching subjects, so that nothing more is sealed with them."""
+        """Retire the keys of matching subjects (they seal nothing more); return their slots."""
         names = [pattern]
         if is_wildcard(pattern):
             names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
@@ -152,11 +155,11 @@ class Shredder:
                 await self._sweep(shard)
 
     async def _barrier(self, shard: Shard) -> None:
-        """Wait until everything proposed for a shard is applied."""
+        """Wait until everything that was proposed for a shard before is applied."""
         await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
 
     async def reconcile(self) -> None:
-        """Remove the messages of destroyed keys."""
+        """Purge messages whose keys were destroyed in an erasure that did not complete."""
         now_s = asyncio.get_running_loop().time()
         damaged = {number for number, shard in self._shards.items() if shard.damaged}
         left = {
@@ -167,10 +170,12 @@ class Shredder:
         if not left or now_s < self._mend_at_s:
             return
         try:
+            # First: the write that destroyed these keys may itself have failed.
             await asyncio.to_thread(self._keys.destroy_again)
             for number in {one.shard for one in left.values()}:
                 slots = [at for at, one in left.items() if one.shard == number]
                 shard = self._shards.get(number)
+                # Without its stream, a key leaves no work: the messages went with the stream.
                 if shard is not None and seals(shard):
                     if shard.damaged:
                         self._stuck.update(slots)
@@ -188,6 +193,8 @@ class Shredder:
         """Purge the subjects of the destroyed keys in ``slots``."""
         machine = shard.machine
         names = [name for _, name in machine.subjects.live()]
+        # Subjects are known by their marks only, and a mark cannot be reversed. So all names of the
+        # shard are compared, a batch at a time.
         for some in _batches(names):
             for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
                 if below_seq:
@@ -215,7 +222,7 @@ class Shredder:
                     _log.exception("sweep_failed")
 
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
-        """Check all shards that have keys once."""
+        """Sweep shards with keys: each after removals only, and at most every ``sweep_s``."""
         await self.reconcile()
         keyed = self._keys.live()
         if not keyed:
@@ -223,28 +230,34 @@ class Shredder:
         listed, taken = self._streams.shard_numbers(), self._streams.taken_numbers()
         now_s = asyncio.get_running_loop().time()
         for number in keyed:
+            # The stream is gone for good. A stream that is being created or restored is not listed
+            # yet, and its keys must stay.
             if number not in taken:
                 await self._destroy(self._keys.slots_of_shard(number))
                 self._swept.pop(number, None)
+            # A snapshot reads messages that may be deleted by now, and opens them with their keys.
             elif number in listed and not self._snapshots.is_reading:
                 shard = self._shards[number]
                 gone = shard.machine.counters.last_seq - shard.machine.counters.messages
                 seen, at_s = self._swept.get(number, (-1, now_s - sweep_s))
+                # Subjects lose their last message only when messages are removed.
                 if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
                     more = await self._sweep(shard)
                     self._swept[number] = (-1 if more else gone, now_s)
 
     async def _sweep(self, shard: Shard) -> bool:
-        """Destroy keys of subjects that had no messages at the last check and have none now.
+        """Destroy the keys of subjects that had no messages in the last sweep and have none now.
 
-        Subjects found now are only noted: messages sealed with their keys may not be applied yet.
-        Returns whether there are any.
+        Subjects that have none for the first time are only noted: messages sealed with their keys
+        may not be applied yet. Returns whether there are any.
         """
         if not self._keys.exists:
             return False
         number = shard.machine.shard
         noted = self._keys.condemned(self._keys.slots_of_shard(number))
         if noted:
+            # Everything that was sealed before the last sweep noted these keys is applied now, so a
+            # subject that has messages shows them.
             await self._barrier(shard)
         names = [name for _, name in shard.machine.subjects.live()]
         needed: set[int] = set()
@@ -252,6 +265,7 @@ class Shredder:
             needed |= self._keys.slots_of_subjects(number, some)
             await asyncio.sleep(0)
         idle = set(self._keys.slots_of_shard(number)) - needed
+        # Asked again: a publish may have sealed with a noted key during the loop above.
         doomed = self._keys.condemned(idle.intersection(noted))
         idle.difference_update(doomed)
         self._keys.condemn(idle)
@@ -259,7 +273,7 @@ class Shredder:
         return bool(idle)
 
     async def _destroy(self, slots: list[int]) -> None:
-        """Destroy keys that no message needs."""
+        """Destroy keys that no message needs. Nothing remains to be purged."""
         if slots:
             self._keys.retire_slots(slots)
             await asyncio.to_thread(self._keys.destroy, slots, 0)

@@ -7,8 +7,8 @@ A segment is a sequence of WAL batches and nothing else::
     record = kind u8 | group u32 | index u64 | term u64 | data length u32 | data
 
 All integers are little-endian. The CRC covers the header before it and the body. Each segment has
-a random salt, which is part of its name. It marks where a batch may start after damaged bytes, and
-no message can imitate a batch without knowing it.
+a random salt, which is part of its name. After damaged bytes, the salt shows where a batch may
+start. No message can imitate a batch, because nobody outside knows the salt.
 
 In an encrypted log the version is 2, and the data of every record is a sealed frame, even when it
 is empty. The frame is bound to the batch's salt and number, the record's position in the batch and
@@ -68,7 +68,7 @@ class Record:
 
 
 class Batch(NamedTuple):
-    """A whole, checksummed WAL batch found in a segment."""
+    """A complete WAL batch of a segment whose checksum matches; ``end`` is the offset after it."""
 
     number: int
     body: memoryview
@@ -93,7 +93,7 @@ class MalformedRecordError(ValueError):
 
 
 class UnsupportedVersionError(ValueError):
-    """A newer release wrote the log; reading on could cut good data."""
+    """A newer release wrote the log. Reading on could cut sound data as a torn tail."""
 
 
 def batch_header(salt: bytes, number: int, *body: bytes, sealed: bool = False) -> bytes:
@@ -132,12 +132,14 @@ def read_batch(segment: memoryview, offset: int, salt: bytes) -> Batch | None:
         return None
     found_salt, number, length, version = _BATCH.unpack_from(segment, offset)
     end = body_start + length
+    # The length is not checked yet, so it may be anything: it must not lead out of the segment.
     if found_salt != salt or end > len(segment):
         return None
     (expected,) = _CRC.unpack_from(segment, body_start - _CRC.size)
     body = segment[body_start:end]
     if crc32c(body, crc32c(segment[offset : offset + _BATCH.size])) != expected:
         return None
+    # After the checksum: a damaged version byte is damage, not a newer release.
     if version not in (PLAIN_VERSION, SEALED_VERSION):
         raise UnsupportedVersionError(
             f"WAL batch {number} has version {version}, above {SEALED_VERSION}"
@@ -150,6 +152,7 @@ def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
     view = memoryview(data)
     offset = data.find(salt, start)
     while offset >= 0:
+        # Any offset: the length of the damaged batch before cannot be trusted.
         if read_batch(view, offset, salt) is not None:
             return offset
         offset = data.find(salt, offset + 1)
@@ -159,6 +162,8 @@ def find_batch(data: bytes, start: int, salt: bytes) -> int | None:
 def sealed_body(body: bytes, seal: Seal) -> bytes:
     """Return the body of a batch with the data of every record sealed."""
     parts: list[bytes] = []
+    # Sealed by the writer thread, record by record: only there is the number of the batch known, to
+    # which each frame is bound.
     for position, record in enumerate(records(memoryview(body))):
         size = len(record.data) + SEAL_BYTES
         header = record_header(record.kind, record.group, record.index, record.term, size)
@@ -168,7 +173,7 @@ def sealed_body(body: bytes, seal: Seal) -> bytes:
 
 
 def records(body: memoryview, seal: Seal | None = None) -> Iterator[Record]:
-    """Yield the records of a batch; `seal` opens them when they are sealed.
+    """Yield the records of a batch; `seal` opens sealed ones.
 
     Raises MalformedRecordError at the first record that is not sound.
     """

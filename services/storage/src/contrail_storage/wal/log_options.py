@@ -12,11 +12,11 @@ _MIB: Final = 1 << 20
 class LogOptions:
     """Bounds of the log, in bytes and seconds.
 
-    `queue_bytes` bounds the records that wait for the disk, `keep_bytes` the tail kept for
-    followers, `carry_bytes` the entries of quiet groups that are copied forward at once. After
-    `idle_s` without work the log writes an empty batch: then damage to the last acknowledged batch
-    is recognised as rot and not as a torn tail. `ahead_bytes` is the space that a segment file has
-    written in advance, so that the sync of a small write is short.
+    `queue_bytes` bounds the records that wait for the disk, `keep_bytes` the newest part that is
+    kept for followers, `carry_bytes` the entries of quiet groups that are copied forward at once.
+    After `idle_s` without work the log writes an empty batch: then damage to the last acknowledged
+    batch is recognised as rot and not as a torn tail. `ahead_bytes` is the space that a segment
+    file has written in advance, so that the sync of a small write is short.
     """
 
     segment_bytes: int = 64 * _MIB

@@ -1,4 +1,4 @@
-"""What the log keeps in memory: the end of each group, the batch under way, its segment files.
+"""The state of the log in memory: the end of each group, the next batch, and the segment files.
 
 The name of a segment contains the number of its first WAL batch and the salt, so a damaged file can
 be judged without reading anything inside it.
@@ -20,7 +20,7 @@ _NAME: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 
 
 class LogEnd(NamedTuple):
-    """End of a group's log after its first `position` records, with the term and vote then."""
+    """The end of a group's log after its first `position` records, with term and vote there."""
 
     position: int
     last_index: int
@@ -51,7 +51,7 @@ class LogGroup:
 
 @dataclass(slots=True)
 class LogBatch:
-    """Records on their way to the disk; `highest` has the highest entry index of each group."""
+    """Records of one write; `highest` has the highest entry index of each group in them."""
 
     parts: list[bytes] = field(default_factory=list)
     highest: dict[int, int] = field(default_factory=dict)
@@ -79,6 +79,8 @@ class Segment:
 
     def note(self, group: int, index: int) -> None:
         """Note that the segment has entry `index` of a group."""
+        # Indexes can go back: entries that were not committed may be replaced. The segment is
+        # needed for the highest one that it ever had.
         if index > self.highest.get(group, 0):
             self.highest[group] = index
 
@@ -91,7 +93,7 @@ def new_segment(number: int, first_batch: int) -> Segment:
 def list_segments(files: Files, directory: Path) -> list[Segment]:
     """Return the segments in a directory in order of their numbers.
 
-    Raises ValueError for a name that ends like a segment's but is not one.
+    Raises ValueError for a file that has the suffix of a segment and no valid name.
     """
     found = []
     for name in files.list_names(directory):

@@ -31,6 +31,7 @@ def missing_newest(files: Files, directory: Path, segments: Sequence[Segment]) -
     """
     try:
         name = read_node_file(files, directory / NEWEST_NAME).decode(errors="replace")
+    # Damaged is not the same as missing: a damaged file may name a segment that is missing too.
     except FileNotFoundError:
         return ""
     return "" if any(segment.name == name for segment in segments) else name

@@ -32,8 +32,11 @@ from contrail_storage.wal.log_state import (
 from contrail_storage.wal.newest_segment import missing_newest, note_newest
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 
+# A start opens and checks each file. Above this number they go even if `keep_bytes` would keep
+# them.
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
+# Parts of this average size are written as they are; smaller ones are joined first.
 _APART_BYTES: Final = 16 << 10
 
 
@@ -119,6 +122,8 @@ class NodeLog:
         log = cls(directory, files, options or LogOptions(), segments, sealer)
         log._take_over(replay(files, directory, segments, keep_from or {}, sealer))
         missing = missing_newest(files, directory, segments)
+        # The remaining segments are sound, so nothing else would show that acknowledged entries are
+        # missing.
         if missing and log.recovery.rot is None:
             log.recovery.rot = Rot(missing, 0, "the newest segment is missing")
         if begin and log.recovery.rot is None:
@@ -243,8 +248,12 @@ class NodeLog:
                 raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
             waiting = self._waiting
             queued = waiting.size + self._in_flight_bytes
+            # Entries without data always fit: a new leader must be able to write its first entry
+            # (the no-op of Raft), whatever waits.
             if size and queued + size > self._options.queue_bytes:
                 raise LogFullError(f"{queued} bytes are waiting for the disk")
+            # Before the entry is durable: the next append must follow this one. `durable` has what
+            # is safe.
             state.last_index, state.last_term = index, term
             if index > waiting.highest.get(group, 0):
                 waiting.highest[group] = index
@@ -307,7 +316,12 @@ class NodeLog:
             while True:
                 if (self._waiting.parts or self._must_leave()) and self._failure is None:
                     return self._take_waiting()
+                # The last batch is acknowledged, and no batch follows it. If its bytes rot now, it
+                # looks like a torn tail, and a start would cut it. An empty batch after it settles
+                # that.
                 lonely = self._needs_successor and self._failure is None
+                # Also at the end: a clean stop must not leave an acknowledged batch as the last
+                # one.
                 if self._closing:
                     return (LogBatch(), {}) if lonely else None
                 signalled = self._work.wait(self._options.idle_s if lonely else None)
@@ -315,12 +329,15 @@ class NodeLog:
                     return LogBatch(), {}
 
     def _take_waiting(self) -> tuple[LogBatch, dict[int, LogEnd]]:
+        # The marks are taken in the same moment as the records: they say how far each group is
+        # durable once this batch is.
         batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
         return batch, {group: self._groups[group].mark() for group in batch.highest}
 
     def _write(self, batch: LogBatch, marks: dict[int, LogEnd]) -> None:
         """Write and sync one batch, then report what is durable. Runs in the writer thread."""
+        # Between batches only, so a batch is never divided.
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
         self._put(self._segments[-1], batch.parts)
@@ -378,7 +395,11 @@ class NodeLog:
         with self._lock:
             self._segments.append(segment)
         self._files.sync_directory(self._directory)
+        # Every segment can be read by itself: it repeats term, vote and end of each group, so the
+        # older segments may go.
         self._put(segment, head)
+        # After the first batch is durable and before any entry. If a power cut undoes the segment,
+        # the note never named it; if the segment is lost later, the note shows it.
         note_newest(self._files, self._directory, segment)
         with self._lock:
             self._needs_successor = True
@@ -400,6 +421,8 @@ class NodeLog:
                 on_durable(mark.position, mark.last_index)
 
     def _fail(self, error: Exception) -> None:
+        # After a failed write or sync, nobody knows what the file has. It is never written again,
+        # and `recover` opens a new segment.
         self._close_handle()
         with self._lock:
             self._failure = error

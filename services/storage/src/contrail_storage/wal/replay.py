@@ -1,10 +1,10 @@
-"""Reading the log back: the log of each group, and whether its end is torn or it is rotten.
+"""Replay of the log at a start: the log of each group, and whether it is torn or rotten.
 
-Batches are numbered over all segments, and a batch is written only when the one before is durable.
-So a damaged batch with a sound one after it was durable once and has rotted. A damaged last batch
-was never acknowledged and is cut. A segment is read up to the first batch of the next one: after a
-failed write the log continues in a new segment at the first batch that is not durable, and the rest
-of the failed file is void.
+Batches are numbered across segments, and a batch is written only once the batch before it is
+durable. So a damaged batch that is followed by a sound one was durable once, and has rotted. A
+damaged last batch was never acknowledged, and is cut. A segment is read up to the first batch of
+the next segment: after a failed write, the log continues in a new segment with the first batch that
+is not durable, and the rest of the failed file is void.
 """
 
 from collections.abc import Mapping
@@ -102,6 +102,8 @@ def replay(
         data = files.read(directory / segment.name)
         segment.size = len(data)
         is_last = position + 1 == len(segments)
+        # Batches of a failed write may be complete in this file. The next segment has the same
+        # numbers again, and only those count.
         limit = None if is_last else segments[position + 1].first_batch
         try:
             end, result.next_batch = reader.read_segment(segment, data, limit)
@@ -132,6 +134,8 @@ class _SegmentReplay:
         view = memoryview(data)
         offset, self.next_batch = 0, segment.first_batch
         while limit is None or self.next_batch < limit:
+            # A number that does not follow is damage too: a file system may restore an old page,
+            # with a batch that was sound at its time.
             batch = codec.read_batch(view, offset, segment.salt)
             if batch is None or batch.number != self.next_batch:
                 self._judge(segment, data, offset, limit)
@@ -143,9 +147,11 @@ class _SegmentReplay:
 
     def _judge(self, segment: Segment, data: bytes, offset: int, limit: int | None) -> None:
         if limit is not None:
+            # The next segment was opened only after this batch was durable.
             raise _DamageError(
                 offset, f"WAL batch {self.next_batch} of a closed segment is damaged"
             )
+        # Nothing sound after it: the batch was being written when the process ended, and is cut.
         if codec.find_batch(data, offset, segment.salt) is not None:
             raise _DamageError(
                 offset, f"WAL batch {self.next_batch} is damaged, but a later one is intact"
@@ -161,6 +167,7 @@ class _SegmentReplay:
             raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
 
     def _seal(self, segment: Segment, batch: Batch) -> Seal | None:
+        # Otherwise somebody without a key could put forged plain batches into an encrypted log.
         if batch.sealed != (self._sealer is not None):
             raise MalformedRecordError(f"it is {'' if batch.sealed else 'not '}encrypted")
         return Seal(self._sealer, segment.salt, batch.number) if self._sealer is not None else None
@@ -168,6 +175,7 @@ class _SegmentReplay:
     def _apply(self, record: Record) -> None:
         group = self.recovery.groups.get(record.group)
         if group is None:
+            # The log of a group begins with a BASE. Without one, records of the group are missing.
             if record.kind is RecordKind.ENTRY or record.kind is RecordKind.TRUNCATE:
                 raise MalformedRecordError(f"group {record.group} has no base")
             group = self.recovery.groups[record.group] = RecoveredGroup()
@@ -181,11 +189,13 @@ class _SegmentReplay:
             self._add_entry(group, record)
 
     def _add_entry(self, group: RecoveredGroup, record: Record) -> None:
+        # A gap means that a segment or a batch is missing that had a valid place in the order.
         if record.index != group.last_index + 1:
             raise MalformedRecordError(
                 f"group {record.group} skips from entry {group.last_index} to entry {record.index}"
             )
         if record.index <= self._keep_from.get(record.group, 0):
+            # The store has applied it. It is kept as the base, which the next entry must follow.
             group.base_index, group.base_term = record.index, record.term
         else:
             group.entries.append((bytes(record.data), record.index, record.term))
@@ -203,6 +213,9 @@ def _cut(group: RecoveredGroup, record: Record) -> None:
 
 def _rebase(group: RecoveredGroup, record: Record) -> None:
     position = record.index - group.base_index
+    # Every segment begins with the BASE of each group: usually the log has that entry, and nothing
+    # changes. A BASE in the middle cuts what follows it (the log was reset to that entry). Only an
+    # entry that is unknown, or of another term, makes the log empty.
     if position == 0 and group.base_term == record.term:
         group.entries.clear()
     elif 0 < position <= len(group.entries) and group.entries[position - 1][2] == record.term:
