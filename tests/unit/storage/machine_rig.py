@@ -226,9 +226,9 @@ class Rig:
             for key, row in self.store.scan(prefix)
         }
 
-    def recount(self) -> tuple[int, list[tuple[int, int]]]:
-        """Count what the blocks hold, as behind damage, and load that; answers what is lost."""
-        recount, writes = Recount(self.machine), Writes()
+    def recount(self, *, marks_lost: bool = False) -> tuple[int, list[tuple[int, int]]]:
+        """Count what the blocks hold, as after damage, and load that; returns what is lost."""
+        recount, writes = Recount(self.machine, marks_lost=marks_lost), Writes()
         for block in self.shelf.blocks:
             recount.take(facts_of(block))
         lost = recount.finish(0, writes)

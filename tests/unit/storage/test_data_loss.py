@@ -3,10 +3,19 @@
 from contrail_common import errors
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import RANGES_MAX
+from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.results import Appended, ConsumerPut, Done, Refused, Writes
 from contrail_storage.core.stream.data_loss import Recount
-from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
+from tests.unit.storage.machine_rig import (
+    SHARD,
+    Message,
+    Rig,
+    append_of,
+    configure,
+    consumer_config,
+)
 
 
 def made(*batches: list[Message], **config: object) -> Rig:
@@ -83,6 +92,38 @@ def test_what_was_deleted_before_is_not_counted_as_lost() -> None:
     rig.apply(3, cmd.DeleteMessage(2, 0))
     del rig.shelf.blocks[1]
     assert rig.recount() == (1, [(3, 3)])
+
+
+def lose_marks(rig: Rig, page: int) -> None:
+    """Lose the row with the deleted sequences of one page."""
+    rig.store.write([("delete", keys.large_key(keys.DELETED, SHARD, page))])
+    rig.restart()
+
+
+def test_what_was_deleted_does_not_come_back_when_its_mark_is_lost() -> None:
+    rig = made(subjects("a", "b", "a"), subjects("b", "c", "a"))
+    rig.apply(3, cmd.DeleteMessage(3, 0))
+    lose_marks(rig, 0)
+    assert rig.recount(marks_lost=True) == (3, [(1, 3)])
+    assert live(rig) == [4, 5, 6]
+    assert {name: rig.machine.subjects.count(name) for name in "abc"} == {"a": 1, "b": 1, "c": 1}
+
+
+def test_no_message_is_doubted_while_the_count_of_messages_accounts_for_all() -> None:
+    rig = made(subjects("a", "a"), subjects("a"))
+    assert rig.recount(marks_lost=True) == (0, [])
+    assert live(rig) == [1, 2, 3]
+
+
+def test_messages_whose_marks_are_known_are_kept_beside_a_page_that_is_lost() -> None:
+    rig = made(*[subjects(*"ab" * (PAGE // 4)) for _ in range(4)])
+    last = rig.machine.counters.last_seq
+    for deleted in (2, PAGE + 1, last):  # after the latter, the last "b" is only bounded
+        rig.apply(3, cmd.DeleteMessage(deleted, 0))
+    lose_marks(rig, 1)
+    rig.recount(marks_lost=True)
+    kept = [seq for seq in range(1, last + 1) if rig.machine.is_live(seq)]
+    assert kept == [1, *range(3, PAGE), last - 1]
 
 
 def test_sequence_that_was_given_out_is_known_from_elsewhere() -> None:

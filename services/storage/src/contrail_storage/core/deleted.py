@@ -188,6 +188,10 @@ class DeletedSet:
                 live[there] = ~self._marks(number)[seqs[there] % PAGE]
         return live
 
+    def have_page(self, seqs: I64Array) -> Marks:
+        """Which of ``seqs`` lie in a page with a row: any mark that they ever got is known."""
+        return np.isin(seqs // PAGE, np.fromiter(self._pages, np.int64, len(self._pages)))
+
     def trim(self, first_seq: int, writes: Writes) -> None:
         """Forget the sequences below the new first sequence."""
         for number in [number for number in self._pages if number * PAGE < first_seq]:

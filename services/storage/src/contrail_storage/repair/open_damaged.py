@@ -10,7 +10,7 @@ stays a prefix of its log: no entry after a gap in the log is applied.
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +107,8 @@ class _Losses:
     reason: str
     everywhere: bool
     known: dict[int, tuple[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    rows: Mapping[int, set[bytes]] = field(default_factory=dict)
+    """Kinds of unreadable rows, by shard."""
 
 
 def open_damaged(
@@ -184,13 +186,13 @@ def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> 
     """Make everything that replaces the damaged parts."""
     making = begin_making(folder.files, folder.data_dir)
     _make_identity(folder, making, keyring)
-    unreadable = _make_store(folder, making, keyring)
+    unreadable, rows = _make_store(folder, making, keyring)
     store = folder.open_store(making / STORE_NAME)
     try:
         store.begin_writing()
         kept = store if keyring is None else SealedStore(store, keyring)
         whole = isinstance(damage, DataLostError) and damage.store_is_whole
-        losses = _Losses(_reason(damage), everywhere=not whole and damage is not None)
+        losses = _Losses(_reason(damage), everywhere=not whole and damage is not None, rows=rows)
         _Repair(folder, making, kept, keyring, losses, unreadable).run()
     finally:
         store.close()
@@ -246,28 +248,34 @@ def _readable(
     return ReadableRows(store, checked, StrayRows(folder, opened) if folder is not None else None)
 
 
-def _make_store(folder: Folder, making: Path, keyring: Keyring | None) -> bool:
-    """Copy the readable rows of the store into a new one; True when some cannot be read."""
+def _make_store(
+    folder: Folder, making: Path, keyring: Keyring | None
+) -> tuple[bool, Mapping[int, set[bytes]]]:
+    """Copy the readable rows of the store into a new one.
+
+    Returns whether rows are missing, and the kinds of those that are known to be, by shard.
+    """
     source, target = folder.data_dir / STORE_NAME, making / STORE_NAME
     if not source.exists():
-        return True
+        return True, {}
     repaired = making / "repaired"
     store, whole = _open_damaged_store(source, repaired)
     try:
+        rows = _readable(store, keyring)
         if whole:
-            rows = _readable(store, keyring)
             for _ in rows.rows():
                 pass
             whole = not rows.unreadable
         if not whole:
-            _copy(_readable(store, keyring, source), folder.open_store(target))
+            rows = _readable(store, keyring, source)
+            _copy(rows, folder.open_store(target))
     finally:
         store.close()
     if whole:
         RocksStore.clone(source, target)
     elif repaired.exists():
         shutil.rmtree(repaired)
-    return not whole
+    return not whole, rows.unreadable
 
 
 def _open_damaged_store(source: Path, repaired: Path) -> tuple[RocksStore, bool]:
@@ -489,7 +497,9 @@ class _Repair:
                 self._applier.shards[number] = load_shard(self._scan, number, self._blocks)
 
     def _recount(self, machine: StreamMachine, last_seq: int = 0) -> None:
-        number, recount, end_seq = machine.shard, Recount(machine), 0
+        number, end_seq = machine.shard, 0
+        marks_lost = keys.DELETED in self._losses.rows.get(number, ())
+        recount = Recount(machine, marks_lost=marks_lost)
         index = keys.shard_key(keys.BLOCK_INDEX, number)
         pages = keys.shard_key(keys.BLOCK_PAGE, number)
         rows: list[Operation] = [

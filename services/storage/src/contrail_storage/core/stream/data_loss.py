@@ -8,6 +8,7 @@ another incarnation, an old epoch or a version that does not exist any more.
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common.model import DataLoss
 from contrail_common.texts import I64Array
@@ -24,6 +25,8 @@ INDEX_STEP: Final = 1 << 24
 NUMBER_STEP: Final = 1 << 16
 """More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
 _CHUNK: Final = 1 << 20
+
+Mask = NDArray[np.bool_]
 
 
 def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Result:
@@ -59,10 +62,16 @@ class Recount:
     messages were deleted.
     """
 
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, *, marks_lost: bool = False) -> None:
+        """``marks_lost``: a row of the deleted sequences may be lost, so it is unknown which."""
         size = state.subjects.size
         texts = state.subjects.numbered.texts
         self._state = state  # unchanged before `finish`
+        counters = state.counters
+        span = counters.last_seq - counters.first_seq + 1
+        # Whether a sequence in a page without a row may have been deleted. Not if the marks that
+        # are left account for all that is missing from the count of messages.
+        self._doubt_unmarked = marks_lost and span - state.deleted.total != counters.messages
         # By place in the subject table, one element per place:
         self._known = np.array([name is not None for name in texts], np.bool_)  # it has a name
         self._counts = np.zeros(size, np.uint32)  # messages kept so far
@@ -91,12 +100,28 @@ class Recount:
         # subject with the same number.
         kept = live & known
         kept[known] &= seqs[known] >= self._state.subjects.first[at[known]]
+        if self._doubt_unmarked:
+            kept &= self._are_surely_live(seqs, at, kept)
         self._count(at[kept], seqs[kept])
         # Some may be below the first kept message: `finish` trims their marks again.
         self._lose(seqs[live & ~kept])
         self._bytes += int(facts.sizes[start:][kept].sum())
         self._next_seq = facts.end_seq
         self._last_time_ns = max(self._last_time_ns, int(facts.times_ns[-1]))
+
+    def _are_surely_live(self, seqs: I64Array, at: I64Array, known: Mask) -> Mask:
+        """Which of ``seqs`` were certainly not deleted; ``at`` are the slots of the known ones.
+
+        A deleted message must not come back: the compactor may even have emptied it. So, without
+        the page of its marks, a message is kept only if it is the last one of its subject.
+        """
+        table = self._state.subjects
+        last = np.zeros(len(seqs), np.bool_)
+        last[known] = table.last[at[known]] == seqs[known]
+        if table.unsettled and last.any():  # their `last` is only a bound
+            unsettled = table.numbered.slots(np.fromiter(table.unsettled, np.int64))
+            last &= ~np.isin(at, unsettled)
+        return last | self._state.deleted.have_page(seqs)
 
     def _count(self, at: I64Array, seqs: I64Array) -> None:
         if not len(seqs):
