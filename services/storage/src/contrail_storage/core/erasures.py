@@ -1,8 +1,8 @@
-"""Receipts of erasures: the shards whose deleted bytes must leave all files, and the nodes done.
+"""Receipts of erasures: the shards whose deleted bytes must leave all files, and their progress.
 
-They are part of the meta machine, so a receipt outlives its stream. A receipt has neither subjects
-nor sequences: when it is recorded, the messages are already removed from the stream, and the nodes
-remove all deleted bytes of the shards from their files.
+Receipts are part of the meta machine, so a receipt outlives its stream. A receipt has neither
+subjects nor sequences. When it is recorded, the messages are already deleted; each node then
+removes all deleted bytes of the shards from its files.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ KEPT_NS: Final = 7 * 24 * 3_600 * 1_000_000_000
 
 
 class Erasure(msgspec.Struct, array_like=True, frozen=True):
-    """One receipt; ``replicas`` has for each node the time when it finished (0: not yet).
+    """One receipt. ``replicas`` has the log time in ns at which each node finished (0: not yet).
 
-    ``shredded``: the keys of the messages were destroyed before.
+    ``shredded`` says that the keys of the messages were destroyed, so nobody can read them.
     """
 
     erasure_id: str
@@ -35,15 +35,16 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def done_ns(self) -> int:
-        """Time when the last node finished; 0 before that."""
+        """Log time (ns) at which the last node finished; 0 while one is pending."""
         return max(self.replicas.values()) if all(self.replicas.values()) else 0
 
 
 class ErasureLedger:
-    """All receipts, by id, oldest first."""
+    """All receipts of the node's streams. ``receipts`` is by id, oldest first."""
 
     def __init__(self) -> None:
         self.receipts: dict[str, Erasure] = {}
+        # Numbers of the rows, by id. They ascend, so rows load in the order of the requests.
         self._numbers: dict[str, int] = {}
         self._next = 1
 
@@ -62,7 +63,7 @@ class ErasureLedger:
         return any(0 < one.done_ns <= now_ns - KEPT_NS for one in self.receipts.values())
 
     def apply(self, command: cmd.RecordErasure | cmd.FinishErasures, writes: Writes) -> Result:
-        """Take one command."""
+        """Apply one command, and add its changes to ``writes``."""
         if isinstance(command, cmd.RecordErasure):
             return self.record(command, writes)
         return self.finish(command, writes)
@@ -70,6 +71,7 @@ class ErasureLedger:
     def record(self, command: cmd.RecordErasure, writes: Writes) -> Result:
         """Add a receipt; at the maximum, it replaces the oldest finished one."""
         self._forget_old(command.time_ns, writes)
+        # The command was repeated after an unknown outcome.
         if command.erasure_id in self.receipts:
             return Done(changed=False)
         if self.is_full:
@@ -77,6 +79,7 @@ class ErasureLedger:
                 errors.ERASURE_LIMIT.code,
                 f"{RECEIPTS_MAX} erasures are pending, which is the maximum",
             )
+        # Finished receipts go first. A pending one is never removed: its bytes would stay.
         if len(self.receipts) >= RECEIPTS_MAX:
             self._forget(next(one for one in self.receipts.values() if one.done_ns), writes)
         replicas = dict.fromkeys(command.nodes, 0)
@@ -98,6 +101,7 @@ class ErasureLedger:
         for erasure_id in command.erasure_ids:
             known = self.receipts.get(erasure_id)
             if known is not None and known.replicas.get(command.node) == 0:
+                # 0 means pending, so a clock at 0 counts as 1.
                 replicas = known.replicas | {command.node: max(command.time_ns, 1)}
                 self._put(msgspec.structs.replace(known, replicas=replicas), writes)
         self._forget_old(command.time_ns, writes)

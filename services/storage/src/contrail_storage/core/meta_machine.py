@@ -1,11 +1,12 @@
-"""The meta machine: stream names, the subjects they hold, and shard ids (never used again).
+"""The meta machine: names of streams, the subjects that they capture, and shard ids.
 
-A stream is reserved, created in the log of its shard, then listed. A removal is decided in the log
-of the first shard; then the stream is unlisted, the other shards are dropped, and the name is
-released. A crash in between leaves a reservation, or a name without its shard; the leader finishes
-that.
+A stream is created in three steps: the name is reserved, the stream is created in the log of its
+shards, and it is listed here. A removal is decided in the log of the first shard. Then the stream
+is unlisted, the other shards are dropped, and the name is released. After a crash in between, the
+leader finishes or undoes the rest.
 
-The configuration of a stream in memory is kept here too: a restart creates it again in a new shard.
+The configurations of streams in memory are also here, because a restart creates these streams
+again, in new shards.
 """
 
 from collections.abc import Iterable
@@ -24,13 +25,14 @@ from contrail_storage.core.results import Done, Refused, Reserved, Result, Write
 
 Stage = Literal["reserved", "listed", "unlisted"]
 
+# The row of the next shard id has this number, which is no shard id.
 _COUNTER = 0
 STREAMS_MAX = 10_000
-"""Limit of all shards together, and so of streams: each is checked a few times a second."""
+"""Most shards of all streams together. The housekeeper checks each of them ten times a second."""
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """The meta entry of one stream; ``shard`` is the first of ``shards`` consecutive ids.
+    """The entry of one stream. ``shard`` is the first of ``shards`` consecutive ids.
 
     ``config`` is set for a stream in memory once it is listed.
     """
@@ -45,12 +47,12 @@ class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def numbers(self) -> range:
-        """The ids of its shards."""
+        """The ids of the stream's shards."""
         return range(self.shard, self.shard + self.shards)
 
 
 class MetaMachine:
-    """Names and shard ids of all streams of the account."""
+    """Names and shard ids of all streams."""
 
     def __init__(self) -> None:
         self.streams: dict[str, StreamEntry] = {}
@@ -62,7 +64,7 @@ class MetaMachine:
         self._shard_count = 0  # shards of all entries in `streams`
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
-        """Apply one command; changes go into ``writes``."""
+        """Apply one command, and add its changes to ``writes``. Never raises."""
         self.changes += 1
         match command:
             case cmd.ReserveStream():
@@ -83,7 +85,7 @@ class MetaMachine:
                 return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
 
     def overlap(self, subjects: Iterable[str], name: str) -> str | None:
-        """Another stream whose subjects overlap ``subjects``, as a sentence, or None."""
+        """A sentence about another stream whose subjects overlap ``subjects``, or None."""
         for entry in self.streams.values():
             if entry.name == name:
                 continue
@@ -94,7 +96,7 @@ class MetaMachine:
         return None
 
     def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
-        """The stream called ``name``, if it is the one with ``incarnation`` ("": any)."""
+        """The entry of ``name`` if it has this ``incarnation`` ("": any); None otherwise."""
         entry = self.streams.get(name)
         return None if entry is None or incarnation not in ("", entry.incarnation) else entry
 
@@ -103,11 +105,14 @@ class MetaMachine:
             return Refused(errors.STREAM_EXISTS.code)
         if not 1 <= command.shards <= SHARDS_MAX:
             return Refused(errors.STREAM_CONFIG_INVALID.code, "shards: out of range")
+        # Reservations count too, so two creates at the same time cannot exceed the limit.
         if self._shard_count + command.shards > STREAMS_MAX:
             return Refused(
                 errors.STREAM_LIMIT.code,
                 f"the limit is {STREAMS_MAX} shards over all streams",
             )
+        # Checked at the reservation, so that of two creates with overlapping subjects one is
+        # refused before anything exists of it.
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
@@ -121,6 +126,8 @@ class MetaMachine:
 
     def _take_numbers(self, count: int, *, in_memory: bool, writes: Writes) -> int:
         """Take ``count`` consecutive new shard ids; return the first."""
+        # Ids are never used again: rows and log entries of a removed stream may still exist, and a
+        # new stream must not inherit them.
         shard = self.next_shard
         self.next_shard += count
         writes.put(self._key(_COUNTER), self.next_shard.to_bytes(4, "big"))
@@ -128,6 +135,7 @@ class MetaMachine:
 
     def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
         entry = self._entry(command.name, command.lost)
+        # A stream that is being removed must not come back.
         if entry is None or entry.stage != "listed" or not keys.is_in_memory(entry.shard):
             return Refused(errors.STREAM_NOT_FOUND.code)
         writes.delete(self._key(entry.shard))
@@ -138,6 +146,7 @@ class MetaMachine:
 
     def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
         entry = self._entry(command.name, command.incarnation)
+        # `ListStream` also changes subjects. One that arrives after the removal must not undo it.
         if entry is None or (command.incarnation and entry.stage == "unlisted"):
             return Refused(errors.STREAM_NOT_FOUND.code)
         overlap = self.overlap(command.subjects, command.name)
@@ -152,13 +161,14 @@ class MetaMachine:
         return Done(changed=listed != entry)
 
     def _make_up(self, command: cmd.PlaceStream | cmd.SkipNumbers, writes: Writes) -> Result:
-        """Restore entries of streams whose commands were lost by damage."""
+        """Restore the entry of a stream, or skip shard ids, after damage lost commands."""
         if isinstance(command, cmd.SkipNumbers):
             self._take_numbers(command.count, in_memory=False, writes=writes)
             return Done()
         overlap = self.overlap(command.subjects, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
+        # What is known of the name may be from before the lost commands: it is replaced.
         self._release(command.name, writes)
         end = command.shard + command.shards
         self._take_numbers(max(end - self.next_shard, 0), in_memory=False, writes=writes)
@@ -179,6 +189,7 @@ class MetaMachine:
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         self._put(msgspec.structs.replace(entry, stage="unlisted"), writes)
+        # Only the first time: a repeated removal, after a crash, is not another event.
         if entry.stage == "listed":
             writes.advisories.append(_action(entry.name, "delete"))
         return Done()
@@ -201,7 +212,7 @@ class MetaMachine:
         return keys.small_key(keys.STREAM, cmd.META_SHARD, number)
 
     def take_over(self, other: "MetaMachine") -> None:
-        """Take over the state of ``other``."""
+        """Replace the state by that of ``other``, which must not be used any more."""
         self.streams, self.erasures = other.streams, other.erasures
         self.changes += 1
         self.next_shard, self._shard_count = other.next_shard, other._shard_count

@@ -1,13 +1,13 @@
-"""Blob files, in which RocksDB keeps large values, read without the store.
+"""A reader for blob files, in which RocksDB stores large values. It works without the store.
 
 The store itself does not say which of these files have a key, and cannot read a value when the
-table that referred to it is lost. The layout is version 1 of RocksDB's blob
-log (``db/blob/blob_log_format.h``), little-endian:
+table that referred to it is lost. The layout is version 1 of RocksDB's blob log
+(``db/blob/blob_log_format.h``), little-endian:
 
     file   = magic u32, version u32, 22 bytes | records | footer of 32 bytes
     record = key size u64, value size u64, expiration u64, header crc u32, crc u32 | key | value
 
-A crc is a masked crc32c: that of the header covers its first 24 bytes, the other key and value.
+A crc is a masked crc32c. The header crc covers the first 24 bytes, the other one key and value.
 """
 
 import re
@@ -41,7 +41,7 @@ _LISTED: Final = re.compile(
 
 @dataclass(slots=True, frozen=True)
 class BlobFile:
-    """A file that the store uses: bytes of its records, and of those that nothing needs."""
+    """A file in use: bytes of all its records, and of records that are garbage."""
 
     name: str
     record_bytes: int
@@ -60,7 +60,7 @@ class BlobFile:
 
 @dataclass(slots=True, frozen=True)
 class BlobRecord:
-    """The position of the value of ``key`` in a file."""
+    """Where a file has the value of ``key``: offset and size in bytes."""
 
     key: bytes
     offset: int
@@ -76,10 +76,11 @@ def listed_files(text: str) -> list[BlobFile]:
 
 
 def records_of(path: Path) -> Iterator[BlobRecord]:
-    """The records of a file, in order, up to its end or to the first that is not sound.
+    """Yield the records of a file in order, up to its end or to the first damaged record.
 
     Raises OSError.
     """
+    # Unbuffered: only the heads and keys are read, and the values between them are skipped.
     with path.open("rb", buffering=0) as file:
         size = path.stat().st_size
         if file.read(_START.size) != _START.pack(_MAGIC, _VERSION):
@@ -98,6 +99,7 @@ def _record_at(file: BinaryIO, offset: int, size: int) -> BlobRecord | None:
     key_size, value_size, _, head_crc, _ = _RECORD.unpack(head)
     value_offset = offset + _RECORD.size + key_size
     sound = head_crc == _masked(crc32c(head[:_CHECKED_BYTES])) and key_size <= _KEY_BYTES_MAX
+    # A file that was not closed has no footer, and may end in the middle of a record.
     if not sound or value_offset + value_size > size:
         return None
     return BlobRecord(file.read(key_size), value_offset, value_size)
@@ -108,10 +110,10 @@ def _masked(crc: int) -> int:
 
 
 class StrayBlobs:
-    """All values in the blob files of a folder by key, also those that no table refers to.
+    """All values in the blob files of a folder, also values that no table refers to.
 
-    For folders with lost tables. The index takes about 300 bytes for each value, and is built with
-    the first question.
+    It is for folders with lost tables. The index of keys takes about 300 bytes for each value, and
+    is built at the first use.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -138,6 +140,8 @@ class StrayBlobs:
     def _index(self) -> dict[bytes, list[tuple[str, BlobRecord]]]:
         if self._found is None:
             self._found = {}
+            # Numbers of files ascend, and values are put again only while they are current. So the
+            # newest file that has a key has its newest value.
             for path in sorted(self._folder.glob(f"*{SUFFIX}"), reverse=True):
                 for record in records_of(path):
                     self._found.setdefault(record.key, []).append((path.name, record))

@@ -41,10 +41,11 @@ _BY_NAME: Final[Mapping[Compression, BlockCodec | None]] = {
     "none": None,
     "lz4": _LZ4,
     "zstd": _ZSTD,
+    # JetStream's setting is accepted and shown. pyarrow has no S2, so its blocks are LZ4.
     "s2": _LZ4,
 }
 
 
 def codec_of(compression: Compression) -> BlockCodec | None:
-    """The codec of a stream's setting; None: blocks stay as they are."""
+    """The codec for the ``compression`` of a stream; None: blocks are not compressed."""
     return _BY_NAME[compression]

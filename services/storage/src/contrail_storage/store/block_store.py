@@ -36,12 +36,14 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 CACHE_BYTES: Final = 128 << 20
 """Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
 
+# Bytes of a cached block besides its columns: without it, many tiny blocks would exceed the bound.
 _CACHED_OVERHEAD: Final = 512
+# Below this number of dropped blocks, the columns are not cut: each cut copies what is left.
 _COMPACT_FROM: Final = 1_024
 
 
 class BlockSource(Protocol):
-    """The part of the store that is needed to read blocks."""
+    """The part of the store that reads blocks."""
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values under ``keys``, None where there is none.
@@ -68,9 +70,9 @@ _Stored = bytes | StoreCorruptError | None
 
 @dataclass(slots=True, frozen=True)
 class BlockSpan:
-    """A block of the directory: its sequences, bytes and the time of its last message.
+    """An entry of the directory: the sequences of a block, its bytes, and its last time.
 
-    The bytes are those in memory, before compression.
+    ``bytes`` is the size in memory, before compression.
     """
 
     base_seq: int
@@ -85,9 +87,9 @@ class BlockSpan:
 
 
 class Directory:
-    """The blocks of one shard in order of sequence.
+    """The blocks of one shard, ascending by sequence.
 
-    Sequences may be missing between two blocks: none of them is live.
+    There may be gaps between blocks. No message in a gap is live.
     """
 
     def __init__(self, page_blocks: int = PAGE_BLOCKS) -> None:
@@ -129,6 +131,7 @@ class Directory:
 
     def position(self, seq: int) -> int:
         """Position of the first block that ends after ``seq``; ``len`` when there is none."""
+        # The block that begins last at or below `seq`. It may end before: `seq` is then in a gap.
         at = bisect_right(self._bases, seq, self._start) - 1
         if at < self._start or seq >= self._bases[at] + self._counts[at]:
             at += 1
@@ -143,6 +146,7 @@ class Directory:
         size = 0
         for at in range(self._start + position, len(self._bases)):
             size += self._sizes[at]
+            # The first block always fits: otherwise a reader with small bounds would never move on.
             if bases and (len(bases) == blocks_max or size > bytes_max):
                 break
             bases.append(self._bases[at])
@@ -235,6 +239,7 @@ class Directory:
                 break
             dropped.append(self._bases[at])
             self.pages.note(self._bases[at])
+            # Moved, not deleted: deleting at the front of a column copies all of it.
             self._start += 1
         if self._start > _COMPACT_FROM and self._start * 2 > len(self._bases):
             for column in self._columns():
@@ -249,6 +254,8 @@ class Directory:
         """Replace the block with ``base_seq``, which must be here, by ``spans`` (maybe none)."""
         at = self._start + self.position(base_seq)
         self.pages.note(base_seq, 1 + len(spans))
+        # In place, so that the other blocks keep their order; nothing is known to be empty in the
+        # new ones yet.
         for column, values in zip(
             self._columns(),
             (
@@ -265,6 +272,8 @@ class Directory:
     def replace(self, base_seqs: Sequence[int], merged: BlockSpan) -> bool:
         """Replace the adjacent blocks ``base_seqs`` by ``merged``; False if one is not here."""
         at = bisect_left(self._bases, base_seqs[0], self._start)
+        # One of them was dropped, emptied or merged since the merge was planned. The writer then
+        # leaves the merge out.
         if self._bases[at : at + len(base_seqs)] != array("Q", base_seqs):
             return False
         self.pages.note(merged.base_seq, len(base_seqs))
@@ -339,6 +348,8 @@ class BlockStore:
 
     def written(self, shard: int, block: Block) -> None:
         """Note that the block is in the store; move it to the cache."""
+        # `is`: a rewritten or merged block may have taken this place since. That one is still
+        # unwritten.
         if self._unwritten.get((shard, block.base_seq)) is block:
             del self._unwritten[shard, block.base_seq]
         # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
@@ -347,11 +358,14 @@ class BlockStore:
 
     def overlay(self, shard: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
+        # A read that began before may return the old content. It must not be cached after this.
         self._discards += 1
         self._unwritten[shard, block.base_seq] = block
 
     def overlay_joined(self, shard: int, parts: Iterable[Block], joined: Block) -> None:
         """Serve ``joined`` instead of its ``parts``, none of which will be written."""
+        # The parts were joined before the writer took them, so only the joined block is ever in the
+        # store.
         for part in parts:
             del self._unwritten[shard, part.base_seq]
         self._unwritten[shard, joined.base_seq] = joined
@@ -394,6 +408,8 @@ class BlockStore:
         Raises one of UNREADABLE, or the store's error.
         """
         key = (shard, base_seq)
+        # Memory first: a block that waits for the writer is not in the store, or there in an older
+        # form.
         block = self._recall(key)
         if block is None:
             discards = self._discards
@@ -408,6 +424,8 @@ class BlockStore:
 
         As :meth:`load_each`, but raises the error of the first block.
         """
+        # Only the first block must be readable. The others are read in advance, and report their
+        # own damage when somebody asks for them.
         first = self.load_each(shard, base_seqs, last_times_ns)[0]
         if isinstance(first, Exception):
             raise first
@@ -436,6 +454,8 @@ class BlockStore:
             except UNREADABLE as error:
                 found[at] = error
         if discards == self._discards:
+            # Backwards, so that the first block is the one used last and is not evicted by the
+            # others.
             for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
                 if isinstance(block, Block):
                     self._remember((shard, base_seq), block, replace=False)
@@ -473,6 +493,8 @@ class BlockStore:
 
     def load_many(self, shard: int, base_seqs: Sequence[int]) -> list[Block]:
         """Return blocks for a scan, which bypasses the cache (blocking; errors as :meth:`load`)."""
+        # Not the cache: a scan reads everything once, and would evict the blocks that requests
+        # need.
         found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
         values = self._source.get_once(

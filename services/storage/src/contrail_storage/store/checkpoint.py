@@ -1,10 +1,10 @@
-"""The checkpoint record: proof, kept outside RocksDB, of the state that RocksDB must still have.
+"""The checkpoint record: a proof, stored outside RocksDB, of the state that RocksDB must have.
 
 A database that lost files can open without an error and show an older state. So before each
-explicit flush a numbered row goes into RocksDB, and after the flush the same record goes into a
-small synced file. At open the newest file must find its row unchanged in RocksDB, the applied
-indexes at or above the recorded ones, and a write-ahead log that continues where they end.
-Contents of blocks are the scrub's concern.
+explicit flush, a numbered row is written to RocksDB. After the flush, the same record is written to
+a small synced file. A start takes the newest file and checks three things: RocksDB has the same
+row, its applied indexes are not below the recorded ones, and the log continues where they end. The
+contents of blocks are checked by the scrub.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from contrail_storage.disk.node_file import NodeFileDamagedError, read_node_file
 _KIND: Final = b"K"
 _PREFIX: Final = "checkpoint-"
 _FILES_KEPT: Final = 2
-# One row more than files: a crash between flush and file leaves a row that no file speaks of.
+# One row more than files: a crash between flush and file leaves a row without a file.
 _ROWS_KEPT: Final = 3
 
 _PutOrDelete = tuple[Literal["put"], bytes, bytes] | tuple[Literal["delete"], bytes]
 
 
 class ShardMark(msgspec.Struct, frozen=True, array_like=True):
-    """What a shard holds: the group it belongs to, its last sequence, message count and digest."""
+    """The content of a shard in short: its group, last sequence, number of messages and digest."""
 
     group: int
     last_sequence: int
@@ -38,7 +38,7 @@ class ShardMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Record `number`: applied index per group, mark per shard, all of one moment."""
+    """A record: the applied index of each group and the mark of each shard at one moment."""
 
     number: int
     applied: dict[int, int]
@@ -47,7 +47,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Missing data: the memberships and shards that cannot be trusted."""
+    """A difference from the record, and the groups and shards that are affected by it."""
 
     reason: str
     groups: frozenset[int]
@@ -55,7 +55,7 @@ class Finding:
 
 
 class CheckpointStore(Protocol):
-    """What is needed of the store."""
+    """The part of the store that checkpoints use."""
 
     def write(self, operations: Sequence[_PutOrDelete]) -> None:
         """Write all operations as one atomic batch."""
@@ -68,7 +68,7 @@ class CheckpointStore(Protocol):
 
 
 class Checkpoint:
-    """Keeper of the second record. Its methods block; one thread at a time."""
+    """Writes the records and compares with them. Methods block; one thread at a time."""
 
     def __init__(self, store: CheckpointStore, directory: Path, files: Files | None = None) -> None:
         self._store = store
@@ -81,15 +81,15 @@ class Checkpoint:
 
     @property
     def record(self) -> CheckpointRecord | None:
-        """The newest readable record, None on a node that never took one."""
+        """The newest readable record; None before the first checkpoint."""
         return self._record
 
     def take(self, applied: Mapping[int, int], shards: Mapping[int, ShardMark]) -> CheckpointRecord:
-        """Write the row, flush RocksDB, write the file; return what is now proven.
+        """Write the row, flush RocksDB and write the file; return the record.
 
-        `applied` and `shards` are what has been *written* to the store by now (later writes may
-        go on meanwhile). On return the log is not needed below `applied` any more. Raises the
-        store's errors or OSError; then the log must be kept.
+        `applied` and `shards` describe what was already *written* to the store. Later writes may
+        happen during the call. On return, the log is not needed up to `applied`. Raises the store's
+        errors or OSError; then the log must be kept.
         """
         record = CheckpointRecord(self._number, dict(applied), dict(shards))
         payload = msgspec.msgpack.encode(record)
@@ -99,10 +99,13 @@ class Checkpoint:
                 ("delete", _row_key(max(record.number - _ROWS_KEPT, 0))),
             ]
         )
+        # Also if the flush fails: the row may be in the store all the same, and the next record
+        # must not reuse its number with other content.
         self._number += 1
         self._store.flush()
         write_node_file(self._files, self._path(record.number), payload)
         self._record = record
+        # Two files: if the newest one is damaged, the older one still proves most of the data.
         for number in self._numbers()[:-_FILES_KEPT]:
             self._files.unlink(self._path(number))
         return record
@@ -115,9 +118,9 @@ class Checkpoint:
     ) -> list[Finding]:
         """Compare RocksDB, as it was opened, and the log with the newest record.
 
-        `applied` and `shards` are what RocksDB holds. `log_bases` are the bases of the groups as
-        the log recovered them with `keep_from=applied`: such a base is the applied index itself,
-        unless the log begins after it or ends before it.
+        `applied` and `shards` describe the content of RocksDB. `log_bases` has the base of each
+        group, recovered from the log with `keep_from=applied`. A base differs from the applied
+        index only if the log begins after that index or ends before it.
         """
         findings = [_finding(f"{name} is damaged", self._record) for name in self._damaged]
         findings += self._log_findings(applied, log_bases)
@@ -126,7 +129,7 @@ class Checkpoint:
     def store_findings(
         self, applied: Mapping[int, int], shards: Mapping[int, ShardMark]
     ) -> list[Finding]:
-        """What RocksDB, as it was opened, lacks of what the newest record proves."""
+        """The parts of the newest record that RocksDB, as it was opened, does not have."""
         findings: list[Finding] = []
         record = self._record
         if record is None:
@@ -152,6 +155,8 @@ class Checkpoint:
         findings = []
         for group in sorted({*applied, *log_bases}):
             index, base = applied.get(group, 0), log_bases.get(group, 0)
+            # Without the entries after the applied index, acknowledged messages are missing. If the
+            # log begins later, entries between the two are missing.
             if base != index:
                 where = "begins after" if base > index else "ends before"
                 reason = f"the log of group {group} {where} applied index {index}, at {base}"
@@ -171,6 +176,7 @@ class Checkpoint:
 
     def _next_number(self) -> int:
         number = max(self._numbers(), default=0) + 1
+        # Rows without a file, of checkpoints that did not complete.
         while self._store.get(_row_key(number)) is not None:
             number += 1
         return number
@@ -187,7 +193,7 @@ class Checkpoint:
 
 
 def newest_record(files: Files, directory: Path) -> CheckpointRecord | None:
-    """The newest record of a folder that can be read; changes nothing."""
+    """Return the newest readable record of a folder; None without one. Changes nothing."""
     try:
         names = files.list_names(directory)
     except FileNotFoundError:
@@ -221,6 +227,8 @@ def _shard_findings(
 ) -> list[Finding]:
     findings = []
     for number, mark in record.shards.items():
+        # The flushes that RocksDB makes by itself may have saved later entries than the record has.
+        # Then only the last sequence is sure: it never decreases.
         moved_on = applied.get(mark.group, 0) > record.applied.get(mark.group, 0)
         held = shards.get(number)
         if not (_may_follow(mark, held) if moved_on else held == mark):
@@ -230,5 +238,5 @@ def _shard_findings(
 
 
 def _may_follow(mark: ShardMark, held: ShardMark | None) -> bool:
-    """Whether later entries can have led from `mark` to `held`; a missing shard was deleted."""
+    """Whether later entries may have led from `mark` to `held` (None: the stream was removed)."""
     return held is None or held.last_sequence >= mark.last_sequence

@@ -1,9 +1,9 @@
-"""The directory of a shard's blocks on the disk: pages, and the rows of single blocks over them.
+"""The stored directory of a shard's blocks: pages, and rows of single blocks that override them.
 
 With one row for each block, the time of a start would grow with the stream. So older blocks are
-listed in pages of about a thousand. A page covers the sequences from the one in its key up to, but
-not including, its ``stop``. A row of a single block overrides the page's entry of that block; an
-empty row means that the block was removed. Blocks above the last page have a row each.
+listed in pages of about a thousand blocks. A page covers the sequences from the number in its key
+up to, but not including, its ``stop``. A row of a single block overrides the entry of that block in
+its page; an empty row means that the block was removed. Blocks after the last page have a row each.
 """
 
 import struct
@@ -30,10 +30,10 @@ _STOP: Final = struct.Struct("<Q")
 _ROW: Final = np.dtype([("count", "<u4"), ("bytes", "<u4"), ("time", "<i8")])
 _SPAN: Final = np.dtype([("base", "<u8"), *((name, _ROW[name]) for name in _ROW.names or ())])
 Spans = npt.NDArray[Any]
-"""Structured as ``_SPAN``."""
+"""Directory entries in columns, structured as ``_SPAN``."""
 
 Rows = Iterable[tuple[bytes, bytes]]
-"""(key, value) in order of key."""
+"""Rows of the store as (key, value), ascending by key."""
 
 
 class PageRange(NamedTuple):
@@ -56,6 +56,7 @@ class PageRanges:
     def note(self, base_seq: int, rows: int = 1) -> None:
         """Count ``rows`` that override entries in the page of ``base_seq``, if it is in a page."""
         at = bisect_right(self.starts, base_seq) - 1
+        # Blocks after the last page have rows of their own anyway.
         if at >= 0 and base_seq < self.stop:
             start = self.starts[at]
             self._stale[start] = self._stale.get(start, 0) + rows
@@ -72,6 +73,7 @@ class PageRanges:
         ends = dict(pairwise([*self.starts, self.stop]))
         gone = [start for start in self.starts if ends[start] <= first_seq]
         stale_max = self.page_blocks // _STALE_PART
+        # Rewritten before rows override most of it: a start reads each of these rows.
         many = {start for start, rows in self._stale.items() if rows >= stale_max}
         taken = [PageRange(start, ends[start]) for start in sorted(many.union(gone))]
         del self.starts[: len(gone)]
@@ -99,6 +101,7 @@ class StoredDirectory:
             if base_seq < self.ranges.stop:
                 over[base_seq] = value
                 self.ranges.note(base_seq)
+            # Above all pages, an empty row says nothing: no page lists its block.
             elif value:
                 bases.append(base_seq)
                 values.append(value)

@@ -1,7 +1,7 @@
-"""The rows of streams in memory, with the interface of `RocksStore` and without files.
+"""A store for streams in memory, with the interface of `RocksStore` and without files.
 
-The rows of one kind and shard form a table, and a range is within one table. The size includes the
-overhead of each row, and the old values that open views keep of rows that have changed.
+The rows of one kind and shard form a table. A range must be within one table. The size counts the
+overhead of each row, and the old values of changed rows that open views need.
 """
 
 import threading
@@ -14,7 +14,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.store.rocks_store import Operation
 
 ROW_OVERHEAD: Final = 200
-"""Bytes that a row takes besides its value: two objects' heads, its key, its places in a table."""
+"""Bytes of a row without its value: two object headers, the key, and entries in the table."""
 _TABLE: Final = len(keys.shard_key(keys.BLOCK, 0))
 _SCAN_ROWS: Final = 256
 
@@ -30,6 +30,7 @@ class _Table:
 
     def put(self, key: bytes, value: bytes) -> None:
         if key not in self.values:
+            # Most keys are the highest of their table: sequences and log indexes ascend.
             if not self.keys or key > self.keys[-1]:
                 self.keys.append(key)
             else:
@@ -57,7 +58,7 @@ class MemoryStore:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows, and of what open views keep besides."""
+        """Bytes of all rows, and of the old values that open views keep."""
         return self._bytes + sum(view.size_bytes for view in tuple(self._views))
 
     def write(self, operations: Sequence[Operation]) -> None:
@@ -139,7 +140,7 @@ class MemoryStore:
 
     @contextmanager
     def view(self) -> Iterator["MemoryView"]:
-        """The store as it is now, for several scans; it keeps what changes meanwhile."""
+        """Yield a view of the store as it is now, for several scans. It keeps rows that change."""
         view = MemoryView(self)
         with self._lock:
             self._views.add(view)
@@ -152,11 +153,12 @@ class MemoryStore:
     def rows(
         self, view: "MemoryView", start: bytes, stop: bytes
     ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """The next rows of a view's scan, and where it goes on (None: nowhere)."""
+        """Return the next rows of a view's scan, and the key to continue at (None: the end)."""
         with self._lock:
             table = self._tables.get(start[:_TABLE]) or _Table()
             low, high = table.between(start, stop)
             found = table.keys[low : min(high, low + _SCAN_ROWS)]
+            # The smallest key after the last row of this part.
             end = found[-1] + b"\0" if low + _SCAN_ROWS < high else stop
             noted = view.noted(start, end)
             shown = {key: table.values[key] for key in found} | noted
@@ -165,7 +167,7 @@ class MemoryStore:
 
 
 class MemoryView:
-    """A `MemoryStore` as it was at one moment: what changed since is kept as it was."""
+    """A `MemoryStore` as it was at one moment. It has the old values of rows that changed since."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.size_bytes = 0
@@ -174,7 +176,8 @@ class MemoryView:
         self._old: dict[bytes, bytes | None] = {}
 
     def note(self, key: bytes, old: bytes | None, *, goes: bool) -> None:
-        """The row under ``key``, with value ``old`` (None: there is none), changes or ``goes``."""
+        """Note that a row changes, or ``goes``; ``old`` is its value until now (None: no row)."""
+        # Only the first change counts: the view shows the value before it.
         if key not in self._old:
             self._old[key] = old
             insort(self._keys, key)
@@ -186,7 +189,7 @@ class MemoryView:
             self.size_bytes -= ROW_OVERHEAD
 
     def noted(self, start: bytes, stop: bytes) -> dict[bytes, bytes | None]:
-        """What stood under the keys of a range that have changed."""
+        """The old values of the changed rows of a range; None for a row that did not exist."""
         low, high = bisect_left(self._keys, start), bisect_left(self._keys, stop)
         return {key: self._old[key] for key in self._keys[low:high]}
 

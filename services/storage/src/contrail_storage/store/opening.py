@@ -39,10 +39,10 @@ class StoreOptions:
 
 
 class ReadingFolder:
-    """A store opened for reading, `database`, also where its folder cannot be written.
+    """A `database` that is open for reading, even if its folder cannot be written.
 
-    The binding writes a small file of its own into the folder that it opens, even for reading.
-    Where that fails it is given another folder, which links to the files.
+    The binding writes a small file of its own into the folder, even to open it for reading. If that
+    fails, the binding opens a temporary folder with links to the files.
     """
 
     def __init__(self, path: Path, options: StoreOptions) -> None:
@@ -64,15 +64,16 @@ class ReadingFolder:
         return Rdict(str(path), rocks_options(options), {}, access_type=access)
 
     def remove(self) -> None:
-        """Remove the links, once the database is closed."""
+        """Remove the temporary folder, if there is one. The database must be closed."""
         if self._links is not None:
             self._links.cleanup()
 
 
 def whole(database: Rdict) -> Rdict:
-    """The database, once its files of values are found there and complete.
+    """Check that the blob files of a database exist with their full size; return the database.
 
-    RocksDB looks at its tables when it opens, and at these when it reads them.
+    RocksDB checks its tables when it opens, but blob files only when it reads them. Raises
+    StoreMissingError or StoreCorruptError, with the database closed.
     """
     folder = Path(database.path())
     try:
@@ -90,31 +91,34 @@ def whole(database: Rdict) -> Rdict:
 
 
 def passing_by(database: Rdict, *, verified: bool = True) -> Rdict:
-    """A handle whose reads pass by the cache, and maybe the checksums; it keeps the store open.
+    """A handle whose reads bypass the cache and, unless ``verified``, the checksums.
 
-    Options of single reads are not heeded where several keys are read.
+    RocksDB ignores the options of a read if it has several keys, so the options are set on a
+    handle. An open handle keeps the store open.
     """
     handle = database.get_column_family(_FAMILY)
     options = ReadOptions()
     options.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
-    # Those of blobs are computed without the processor's help in the builds that we use.
+    # Checksums of blobs are computed without hardware support in the builds that we use.
     options.set_verify_checksums(verified)
     handle.set_read_options(options)
     return handle
 
 
 def rocks_options(options: StoreOptions) -> Options:
-    """What RocksDB is opened with."""
+    """The options with which RocksDB is opened."""
     cache = Cache(options.block_cache_bytes)
     table = BlockBasedOptions()
     table.set_block_cache(cache)
     table.set_block_size(16 * 1024)
     table.set_bloom_filter(10, False)
+    # Indexes and filters count in the bound of the cache. Otherwise memory grows with the data.
     table.set_cache_index_and_filter_blocks(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     rocks = Options(raw_mode=True)
     rocks.create_if_missing(True)
     rocks.set_block_based_table_factory(table)
+    # A damaged table must refuse the start, and not show older rows.
     rocks.set_paranoid_checks(True)
     rocks.set_write_buffer_size(options.write_buffer_bytes)
     rocks.set_max_write_buffer_number(options.write_buffers)
@@ -122,12 +126,13 @@ def rocks_options(options: StoreOptions) -> Options:
     rocks.set_level_compaction_dynamic_level_bytes(True)
     rocks.set_max_background_jobs(options.background_jobs)
     rocks.set_max_open_files(options.max_open_files)
+    # Written out during a flush, not all at its end, where the log's sync would wait for it.
     rocks.set_bytes_per_sync(MIB)
     rocks.set_keep_log_file_num(2)
     rocks.set_max_log_file_size(4 * MIB)
     # A flush writes a value to a blob file once; compactions only rewrite the references.
     rocks.set_enable_blob_files(True)
     rocks.set_min_blob_size(options.blob_bytes_min)
-    # Blocks come compressed, or encrypted and incompressible, from above.
+    # Blocks are already compressed, or encrypted, which cannot be compressed.
     rocks.set_compression_type(DBCompressionType.none())
     return rocks

@@ -1,8 +1,8 @@
-"""Rewriting files of the store, so that overwritten and deleted bytes are gone from the disk.
+"""Rewrites files of the store, so that overwritten and deleted bytes leave the disk.
 
 Compactions rewrite tables. A blob file (`blob_files`) stays as long as a table refers to one of its
-values. So its current values are written again under their own keys; when the tables have dropped
-the older references, RocksDB removes the file.
+values. So the rewriter writes the current values again under their own keys. When the tables have
+dropped the older references, RocksDB removes the file.
 """
 
 import time
@@ -21,10 +21,10 @@ _PIECE_BYTES: Final = 256 << 20
 _ROUNDS: Final = 3
 _SPANS_MAX: Final = 32
 _SHARD_BYTES: Final = 5
-"""Keys begin with their kind and the number of their shard."""
+"""Bytes of the kind and the shard id, with which every key begins."""
 _RECLAIMED_TOGETHER: Final = 4
 _PRESSING_PART: Final = 8
-"""When space is short, a file is rewritten if this fraction (1/8) of it is garbage."""
+"""If space is short, a file is rewritten when more than this fraction (1/8) is garbage."""
 _SMALL_BYTES: Final = 4 << 20
 _JOINED_TOGETHER: Final = 64
 _RUNNING: Final = "rocksdb.num-running-compactions"
@@ -33,7 +33,7 @@ _FILES: Final = ("*.sst", f"*{SUFFIX}")
 
 
 class Database(Protocol):
-    """What is needed of RocksDB."""
+    """The part of RocksDB that the rewriter uses."""
 
     def live_files(self) -> list[dict[str, Any]]:
         """The tables in use: name, size, level, first and last key."""
@@ -48,7 +48,7 @@ class Database(Protocol):
         ...
 
     def set_options(self, options: dict[str, str]) -> None:
-        """Change options of the open database."""
+        """Change options while the database is open."""
         ...
 
     def path(self) -> str:
@@ -59,9 +59,9 @@ class Database(Protocol):
 class Rewriter:
     """Rewrites files of one open database; one thread at a time.
 
-    ``compact`` compacts a range including its last level, even if only that has files;
-    ``put_again`` writes the current values of keys again and flushes them; ``check_open`` raises
-    when the store is closing.
+    ``compact`` compacts a range including its last level, even if no other level has files.
+    ``put_again`` writes the current values of keys again, and flushes them. ``check_open`` raises
+    if the store is being closed.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Rewriter:
     def rewrite(self, ranges: Sequence[Range]) -> None:
         """Rewrite all files that have keys of ``ranges`` and may have stale values of them."""
         self._rewrite_tables(ranges)
-        # The tables name current values alone now, so the store knows what nothing needs.
+        # Now the tables refer to current values only, so the store knows what is garbage.
         self._vacate([one for one in self._blob_files() if self._is_stale(one, ranges)])
 
     def reclaim(self) -> int:
         """Rewrite a few files that are mostly garbage, else small ones if there are many.
 
-        Answers their bytes.
+        Returns their bytes.
         """
         files = self._blob_files()
         mostly_garbage = [one for one in files if 2 * one.garbage_bytes > one.record_bytes]
@@ -97,9 +97,9 @@ class Rewriter:
         return sum(one.size for one in chosen)
 
     def press(self, free_bytes: int) -> int:
-        """Rewrite the file that frees most, if its current values fit; return its bytes.
+        """Rewrite the file with the most garbage whose current values fit; return its bytes.
 
-        Tables are compacted first, where they fit, so that the store knows the unneeded bytes.
+        Tables are compacted first, if they fit, so that the store knows what is garbage.
         """
         if sum(one["size"] for one in self._database.live_files()) < free_bytes:
             self._compact(b"", b"\xff" * 32)
@@ -114,7 +114,7 @@ class Rewriter:
         return sum(one.size for one in chosen)
 
     def wait_for_removals(self) -> None:
-        """Wait until the files are gone that the store does not use any more."""
+        """Wait until files that the store no longer uses are removed. Raises StoreFailedError."""
         left = self._unneeded_files()
 
         def gone() -> bool:
@@ -133,7 +133,7 @@ class Rewriter:
             self._rewrite_piece(piece)
 
     def _rewrite_piece(self, piece: Range) -> None:
-        # Without compactions of its own no file can come that was made of older ones.
+        # Otherwise a compaction in the background could make a new file from old ones meanwhile.
         self._database.set_options({"disable_auto_compactions": "true"})
         try:
             self._wait_until(lambda: not self._database.property_int_value(_RUNNING), "compaction")
@@ -147,8 +147,9 @@ class Rewriter:
         for _ in range(_ROUNDS):
             for start, stop in wanted:
                 self._compact(start, stop)
-            # A failed compaction says nothing: only its files tell. A file that has keys on both
-            # sides of a piece and none in it is passed over, and then asked for by its own keys.
+            # A compaction that fails raises no error: only its files show it. A file with keys on
+            # both sides of the piece, and none in it, is skipped. The next round asks for it by its
+            # own keys.
             old = [one for one in self._database.live_files() if one["name"] in before]
             wanted = [(one["start_key"], one["end_key"]) for one in old if _overlaps(one, *piece)]
             if not wanted:
@@ -158,13 +159,13 @@ class Rewriter:
     # Values apart --------------------------------------------------------------------------------
 
     def _is_stale(self, file: BlobFile, ranges: Sequence[Range]) -> bool:
-        """Whether some value in a file is not needed, and some, maybe that, is of ``ranges``."""
+        """Whether a file has garbage, and a key of ``ranges``, to which the garbage may belong."""
         return bool(file.garbage_bytes) and any(
             start <= key < stop for key in self._keys_of(file) for start, stop in ranges
         )
 
     def _keys_of(self, file: BlobFile) -> set[bytes]:
-        """All keys in a file; none when it has gone meanwhile."""
+        """All keys in a file; none if the file was removed meanwhile."""
         try:
             records = list(records_of(Path(self._database.path()) / file.name))
         except FileNotFoundError:
@@ -176,8 +177,10 @@ class Rewriter:
         return {record.key for record in records}
 
     def _vacate(self, files: Sequence[BlobFile]) -> None:
-        """Take what is current out of ``files``, so that they go."""
+        """Write the current values of ``files`` to other files, so that these can be removed."""
         for group in _groups(files):
+            # All keys of the files, not only stale ones: a file goes only when no table refers to
+            # it.
             keys = sorted(set().union(*map(self._keys_of, group)))
             self._put_again(keys)
             self._rewrite_tables(_spans(keys))
@@ -188,8 +191,8 @@ class Rewriter:
     # Waiting -------------------------------------------------------------------------------------
 
     def _unneeded_files(self) -> set[str]:
-        """Files on the disk that the store does not use."""
-        # Listed before they are asked for: what is made in between is not unneeded.
+        """Names of files in the folder that the store does not use."""
+        # The folder is listed first: a file that is created in between is not taken for unneeded.
         folder = Path(self._database.path())
         found = {path.name for pattern in _FILES for path in folder.glob(pattern)}
         tables = {Path(one["name"]).name for one in self._database.live_files()}
@@ -205,14 +208,14 @@ class Rewriter:
 
 
 def blob_files_of(database: Database) -> list[BlobFile]:
-    """Files of values that a database uses."""
+    """The blob files that a database uses."""
     return listed_files(database.property_value(_LISTING) or "")
 
 
 def _pieces(files: list[dict[str, Any]], ranges: Sequence[Range]) -> Iterator[Range]:
-    """``ranges`` in pieces of not much more than ``_PIECE_BYTES`` of files.
+    """Cut ``ranges`` into pieces with files of about ``_PIECE_BYTES``.
 
-    RocksDB's own compactions have their turn in between, so that writes need not wait.
+    RocksDB's own compactions run between the pieces, so that writes do not stall.
     """
     for start, stop in ranges:
         at, size = start, 0
@@ -231,7 +234,7 @@ def _overlaps(file: dict[str, Any], start: bytes, stop: bytes) -> bool:
 
 
 def _groups(files: Iterable[BlobFile]) -> Iterator[list[BlobFile]]:
-    """``files`` by so many at a time as make ``_PIECE_BYTES``, at least one."""
+    """Group ``files`` so that each group, of at least one file, has about ``_PIECE_BYTES``."""
     group: list[BlobFile] = []
     size = 0
     for file in files:
@@ -245,7 +248,7 @@ def _groups(files: Iterable[BlobFile]) -> Iterator[list[BlobFile]]:
 
 
 def _spans(keys: Sequence[bytes]) -> list[Range]:
-    """The range of the keys (ascending) of each shard; one of all where there are many shards."""
+    """The range of keys (ascending) of each shard; one range of all with many shards."""
     spans: list[Range] = []
     for key in keys:
         if spans and spans[-1][0][:_SHARD_BYTES] == key[:_SHARD_BYTES]:

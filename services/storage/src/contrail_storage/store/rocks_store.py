@@ -108,6 +108,8 @@ class RocksStore:
         self._write_options = WriteOptions()
         # The published stub calls this a method; it is a property.
         setattr(self._write_options, "disable_wal", True)  # noqa: B010
+        # A write that would stall is refused: waiting inside the binding, it would hold the
+        # interpreter lock, and so stop the event loop.
         self._write_options.no_slowdown = True
         self._writing = threading.Lock()  # one batch at a time, so that put-again sees current rows
         self._rewriting = threading.Lock()  # one `rewrite` or `reclaim` at a time
@@ -141,6 +143,7 @@ class RocksStore:
         """
         options = options or StoreOptions()
         if not (path / _CURRENT).exists():
+            # Creating a new store here would lose the tables. Without them the folder is new.
             if any(next(path.glob(pattern), None) for pattern in _LASTING):
                 raise StoreCorruptError(f"{path.name} has tables but no {_CURRENT}")
             return cls.open(path, options)
@@ -160,6 +163,7 @@ class RocksStore:
         path, options, folder = self._reading
         with _own_errors():
             assert self._database is not None
+            # These handles keep the database open, and with it the files of the temporary folder.
             self._passing_by = self._unverified = None
             self._database.close()
             folder.remove()
@@ -187,6 +191,8 @@ class RocksStore:
             self._gate.wait_for(lambda: self._users == 0)
             database, self._database = self._database, None
             self._passing_by = self._unverified = None
+            # An open iterator keeps the files of the failed store, and the reopened one could not
+            # lock it.
             for scan in self._scans:
                 scan.cut, scan.rows = True, None
             self._scans.clear()
@@ -219,6 +225,8 @@ class RocksStore:
         for file in path.iterdir():
             if file.suffix in _LASTING_SUFFIXES:
                 with suppress(OSError):
+                    # Tables and blob files are never changed once written, so both stores may share
+                    # them.
                     os.link(file, target / file.name)
                     continue
             if file.is_file() and file.name != "LOCK":
@@ -366,6 +374,8 @@ class RocksStore:
     def _put_again(self, database: Rdict, keys: Sequence[bytes]) -> None:
         for at in range(0, len(keys), _MOVED_TOGETHER):
             some = list(keys[at : at + _MOVED_TOGETHER])
+            # Stalled: without this loop, a rewrite under load would fail and start again from its
+            # beginning.
             while not self._put_some_again(database, some):
                 time.sleep(_WAIT_STEP_S)
             self._check_open()
@@ -402,6 +412,7 @@ class RocksStore:
             with self._gate:
                 scans = [scan for scan in scans if scan in self._scans]
         for scan in scans:
+            # Two fields: the thread of the scan sees why its iterator is gone.
             scan.cut = True
             scan.rows = None
 

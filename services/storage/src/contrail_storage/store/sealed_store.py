@@ -28,7 +28,7 @@ class SealedStore:
 
     @property
     def below(self) -> RocksStore:
-        """The store that holds what is sealed."""
+        """The `RocksStore` with the sealed values."""
         return self._store
 
     def begin_writing(self) -> None:
@@ -70,7 +70,7 @@ class SealedStore:
 
     @contextmanager
     def view(self) -> Iterator["SealedView"]:
-        """The store as it is now, for several scans; one thread at a time may use it."""
+        """Yield a view of the store as it is now, for several scans by one thread at a time."""
         with self._store.view() as view:
             yield SealedView(view, self._opened)
 
@@ -83,7 +83,7 @@ class SealedStore:
         self._store.flush()
 
     def rewrite(self, ranges: Sequence[tuple[bytes, bytes]], patience_s: float) -> None:
-        """Rewrite the files of ``ranges`` with their current values alone."""
+        """Rewrite the files of ``ranges`` with only their current values."""
         self._store.rewrite(ranges, patience_s)
 
     def reclaim(self, *, pressing: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""All rows of a node: those of in-memory shards and groups in memory, the others on disk."""
+"""All rows of a node: rows of shards and groups in memory, and all others on disk."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ _IN_MEMORY_BIT: Final = 0x80
 
 
 class SplitStore:
-    """Chooses the side of a row by the shard number in its key. Methods and errors as of `Store`.
+    """Chooses the store of a row by the shard id in its key. Methods and errors as of `Store`.
 
     A batch is written to memory after the store on disk has taken its part. So if that store is
     stalled, nothing is written.
@@ -25,6 +25,7 @@ class SplitStore:
     def write(self, operations: Sequence[Operation]) -> None:
         """Write all operations, those of each side as one atomic batch."""
         in_memory = [one for one in operations if _in_memory(one[1])]
+        # Usually no row is in memory, and nothing is copied.
         durable: Sequence[Operation] = operations
         if in_memory:
             durable = [one for one in operations if not _in_memory(one[1])]
@@ -55,7 +56,7 @@ class SplitStore:
 
     @contextmanager
     def view(self) -> Iterator["SplitView"]:
-        """The store as it is now, for several scans; one thread at a time may use it."""
+        """Yield a view of both stores as they are now, for scans by one thread at a time."""
         with self._durable.view() as durable, self._memory.view() as memory:
             yield SplitView(durable, memory)
 

@@ -1,4 +1,4 @@
-"""What can be wrong with the store, in our own words."""
+"""The errors of the store. No caller needs to know those of RocksDB or of its binding."""
 
 
 class StoreError(Exception):
@@ -6,7 +6,7 @@ class StoreError(Exception):
 
 
 class StoreStalledError(StoreError):
-    """RocksDB asked for patience; nothing was written. Build the same batch again later."""
+    """RocksDB is stalled by flushes or compactions. Nothing was written; try again later."""
 
 
 class StoreFailedError(StoreError):
@@ -26,7 +26,7 @@ class StoreMissingError(StoreFailedError):
 
 
 class StoreScanCutError(StoreError):
-    """The scan was ended, because it kept files that had to go."""
+    """The scan was ended because it kept files that had to be removed."""
 
 
 class StoreClosedError(StoreError):

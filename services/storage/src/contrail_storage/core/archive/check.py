@@ -61,7 +61,7 @@ def _need(condition: bool, what: str) -> None:
 
 
 class ArchiveCheck:
-    """Takes the records of one shard's archive in order; ArchiveError at the first invalid one.
+    """Checks the records of one shard in order. Raises ArchiveError at the first invalid record.
 
     A configuration that this server would refuse is an ApiError with the field's name.
     """
@@ -107,7 +107,7 @@ class ArchiveCheck:
                 self._messages().take(_block(payload))
 
     def finish(self) -> None:
-        """That was all of them."""
+        """Check what needs all records: the number and sizes of messages. Raises ArchiveError."""
         self._messages().finish()
 
     @property
@@ -120,6 +120,8 @@ class ArchiveCheck:
         config = header.config
         draft = {name: getattr(config, name) for name in StreamDraft.__annotations__}
         normal = normalise_stream(cast(StreamDraft, draft))
+        # A configuration of a stream is complete: every command stores it with its defaults filled
+        # in. One that changes now was not written by a server.
         _need(normal == config, "the configuration is incomplete")
         _need(len(header.hash_key) == HASH_KEY_BYTES, "the key of message ids")
         _need(len(header.last_id) == ID_BYTES, "the last message id")
@@ -326,7 +328,7 @@ class _Blocks:
         np.add.at(self._counts, at, 1)
 
     def finish(self) -> None:
-        """That was the last block."""
+        """Compare the totals of the blocks with the header and the subjects."""
         header = self._header
         self._pass_gap(header.last_seq + 1, "blocks are missing at the end")
         _need(self._bytes == header.bytes, "the size of the messages")

@@ -1,4 +1,4 @@
-"""The archive of a stream: one run of bytes that shows itself whether it is whole.
+"""The archive format of streams: bytes from which a reader can tell whether they are complete.
 
 Little-endian::
 
@@ -7,11 +7,11 @@ Little-endian::
     ...
     record    of kind END, the last
 
-The CRC of a record goes on from that of the record before it (the first from the start), so a
-record that was changed, moved, doubled or left out breaks the chain. The end record holds counts
-and a BLAKE2b digest of every byte before it; nothing follows it. Payloads are msgpack, but for
-blocks, which are ``contrail_common.columns.blocks`` without a codec. Kinds come in this order, for
-each shard of the stream::
+The CRC of a record continues the CRC of the record before it (that of the first continues the
+start). So a record that was changed, moved, repeated or left out breaks the chain. The end record
+has counts and a BLAKE2b digest of every byte before it; nothing follows it. Payloads are msgpack.
+Only blocks are in the form of ``contrail_common.columns.blocks``, without a codec. Each shard has
+its records in this order::
 
     (HEADER, SUBJECTS*, DELETED*, EXEMPT*, DEADLINES*, IDS*, (CONSUMER PENDING*)*, BLOCK*)+, END
 
@@ -32,7 +32,7 @@ from contrail_storage.core.consumer_machine import Pending, Snapshot
 MAGIC: Final = b"CTRLSNAP"
 VERSION: Final = 2
 RECORD_BYTES_MAX: Final = (4 << 20) - (64 << 10)
-"""A record fits an entry of the log, of which it becomes a part."""
+"""Bytes of a record, at most: a restore puts each record into one entry of the log."""
 
 HEADER: Final = 1
 SUBJECTS: Final = 2
@@ -59,20 +59,20 @@ T = TypeVar("T")
 
 
 class ArchiveError(Exception):
-    """The bytes are not a whole archive of this version; the text says what is wrong."""
+    """The bytes are not a complete archive of a supported version. The text says what is wrong."""
 
 
 class Record(NamedTuple):
-    """One record; ``payload`` is what its kind says."""
+    """One record. The kind decides the form of ``payload``."""
 
     kind: int
     payload: bytes
 
 
 class Subjects(msgspec.Struct, array_like=True, frozen=True):
-    """Live subjects, by number: u32 number[n], i64 first[n], i64 last[n], u32 count[n] and names.
+    """Live subjects, ascending by number: u32 number[n], i64 first[n], i64 last[n], u32 count[n].
 
-    ``first`` is a lower bound.
+    ``first`` is a lower bound. A negative ``last`` stands for an upper bound of the last sequence.
     """
 
     rows: bytes
@@ -80,33 +80,34 @@ class Subjects(msgspec.Struct, array_like=True, frozen=True):
 
 
 class DeletedPages(msgspec.Struct, array_like=True, frozen=True):
-    """Pages of the deleted sequences, by number: bitmaps of 4,096 sequences each."""
+    """Pages of deleted sequences, with their numbers: bitmaps of 4,096 sequences each."""
 
     pages: list[tuple[int, bytes]]
 
 
 class ExemptPages(msgspec.Struct, array_like=True, frozen=True):
-    """Pages of the sequences that no age removes, as :class:`DeletedPages` has them."""
+    """Pages of the messages exempt from ``max_age``, in the form of :class:`DeletedPages`."""
 
     pages: list[tuple[int, bytes]]
 
 
 class DeadlineRows(msgspec.Struct, array_like=True, frozen=True):
-    """Deadlines in order: log time, and the sequences (i64[n], ascending) that are due then."""
+    """Deadlines, ascending: log time (ns), and the sequences (i64[n], ascending) that are due."""
 
     rows: list[tuple[int, bytes]]
 
 
 class Ids(msgspec.Struct, array_like=True, frozen=True):
-    """The duplicate window, oldest first: log time, 16-byte hashes and i64 sequences of entries."""
+    """The duplicate window, oldest first: log time (ns), 16-byte hashes, i64 sequences."""
 
     runs: list[tuple[int, bytes, bytes]]
 
 
 class Consumer(msgspec.Struct, array_like=True, frozen=True):
-    """A consumer with its number; more of what it has pending may follow.
+    """A consumer with its number. Further pending deliveries may follow in other records.
 
-    ``pinned`` is what it gets first (``core.pinned``), up to ``pinned_end`` of the state.
+    ``pinned`` lists the messages that it delivers first (``core.pinned``); all are below
+    ``state.pinned_end``.
     """
 
     number: int
@@ -115,7 +116,7 @@ class Consumer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MorePending(msgspec.Struct, array_like=True, frozen=True):
-    """More of what the consumer before has pending, by sequence, and of what it gave up on."""
+    """Further pending deliveries of the last consumer, by sequence, and messages it gave up on."""
 
     number: int
     pending: dict[int, Pending]
@@ -123,14 +124,14 @@ class MorePending(msgspec.Struct, array_like=True, frozen=True):
 
 
 class End(msgspec.Struct, array_like=True, frozen=True):
-    """How many records of each kind there are, and the digest of all that stands before."""
+    """Number of records of each kind, and the digest of every byte before this record."""
 
     records: dict[int, int]
     digest: bytes
 
 
 def decoded(payload: bytes, shape: type[T]) -> T:
-    """``payload`` as ``shape``; ArchiveError when it is none."""
+    """Decode ``payload`` as ``shape``. Raises ArchiveError."""
     try:
         return msgspec.msgpack.decode(payload, type=shape)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -138,29 +139,29 @@ def decoded(payload: bytes, shape: type[T]) -> T:
 
 
 class ArchiveWriter:
-    """Puts records into bytes, one after the other, behind the bytes of :meth:`start`."""
+    """Encodes an archive: :meth:`start` first, then records in order, then :meth:`end`."""
 
     def __init__(self) -> None:
         self._chain = _Chain()
         self._records: Counter[int] = Counter()
 
     def start(self) -> bytes:
-        """What stands before the first record."""
+        """Return the bytes before the first record: magic and version."""
         return self._chain.begin(_START.pack(MAGIC, VERSION))
 
     def record(self, record: Record) -> bytes:
-        """The bytes of a record."""
+        """Encode the next record."""
         self._records[record.kind] += 1
         return self._chain.seal(_HEAD.pack(record.kind, len(record.payload)) + record.payload)
 
     def end(self) -> bytes:
-        """The bytes of the end record."""
+        """Encode the end record. Nothing may follow it."""
         end = End(dict(self._records), self._chain.digest)
         return self.record(Record(END, msgspec.msgpack.encode(end)))
 
 
 class ArchiveReader:
-    """Cuts bytes into records as they come; holds at most one record that is not complete."""
+    """Splits a byte stream into records; keeps at most one incomplete record in memory."""
 
     def __init__(self) -> None:
         self._chain = _Chain()
@@ -170,14 +171,14 @@ class ArchiveReader:
         self._started = self.ended = False
 
     def feed(self, data: bytes) -> list[Record]:
-        """The records that ``data`` completes, without the end record; ArchiveError."""
+        """Return the records that ``data`` completes, but not the end. Raises ArchiveError."""
         self._held += data
         if not self._started and not self._take_start():
             return []
         return list(self._take_records())
 
     def finish(self) -> None:
-        """There is no more: ArchiveError unless the end record was the last."""
+        """Note the end of the bytes. Raises ArchiveError unless the end record was the last."""
         if not self._started:
             raise ArchiveError("the archive is cut short before its first record")
         if not self.ended:
@@ -185,6 +186,7 @@ class ArchiveReader:
 
     def _take_start(self) -> bool:
         size = min(len(self._held), len(MAGIC))
+        # As soon as a byte differs: somebody who uploads another file does not wait for its end.
         if self._held[:size] != MAGIC[:size]:
             raise ArchiveError("this is not a stream archive")
         if len(self._held) < _START.size:
@@ -206,10 +208,13 @@ class ArchiveReader:
             if self.ended:
                 break
             kind, size = _HEAD.unpack_from(self._held, at)
+            # Before its payload is complete: a damaged size would make the reader collect up to 4
+            # GiB.
             self._check_head(kind, size)
             stop = at + _HEAD.size + size
             if len(self._held) < stop + _CRC.size:
                 break
+            # Of the bytes before the end record: the next line adds the record itself to the chain.
             digest = self._chain.digest if kind == END else b""
             body = bytes(self._held[at:stop])
             if self._chain.seal(body) != body + self._held[stop : stop + _CRC.size]:
@@ -237,6 +242,8 @@ class ArchiveReader:
             raise ArchiveError(
                 f"the archive is damaged: the head of record {self._number} is invalid"
             )
+        # Consumers and their pending deliveries alternate. A header begins the next shard; all
+        # other kinds only go forward.
         follows = kind == CONSUMER and self._kind == PENDING
         back = self._kind and _PLACES[kind] < _PLACES[self._kind]
         if kind != HEADER and (not self._kind or (back and not follows)):
@@ -258,17 +265,17 @@ class _Chain:
 
     @property
     def digest(self) -> bytes:
-        """Of all bytes so far."""
+        """The digest of all bytes so far."""
         return self._digest.digest()
 
     def begin(self, start: bytes) -> bytes:
-        """Take the start; answers it."""
+        """Add the start, and return it."""
         self._crc = crc32c.crc32c(start)
         self._digest.update(start)
         return start
 
     def seal(self, body: bytes) -> bytes:
-        """Take a record; answers it with its CRC."""
+        """Add a record without its CRC, and return it with its CRC."""
         self._crc = crc32c.crc32c(body, self._crc)
         sealed = body + _CRC.pack(self._crc)
         self._digest.update(sealed)

@@ -1,7 +1,8 @@
-"""Archives of streams with several shards: the records of one shard behind those of the other.
+"""Archives of streams with several shards: the records of one shard follow those of the other.
 
-Each shard begins with a header of its own, which tells its ``part``. What the records of one shard
-say is held against each other as ever; here it is whether the shards together are one stream.
+Each shard begins with a header of its own, which has its number in the stream as ``part``.
+:class:`ArchiveCheck` checks each shard by itself. This module checks that the shards form one
+stream.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ from contrail_storage.core.commands import ArchiveHeader
 
 
 class ShardedCheck:
-    """Takes the records of one archive in order, as :class:`ArchiveCheck` does of one shard."""
+    """Checks the records of a whole archive in order, with one :class:`ArchiveCheck` per shard."""
 
     def __init__(self) -> None:
         self._first: ArchiveHeader | None = None
@@ -23,7 +24,7 @@ class ShardedCheck:
         self._part = 0
 
     def take(self, record: Record) -> None:
-        """Look at the next record; ArchiveError at the first that cannot be."""
+        """Check the next record. Raises ArchiveError at the first invalid record."""
         if record.kind == archive.HEADER and self._first is not None:
             self._finish_shard()
             self._current = ArchiveCheck()
@@ -35,7 +36,7 @@ class ShardedCheck:
             self._check_subjects(decoded(record.payload, Subjects).names)
 
     def finish(self) -> None:
-        """That was all of them."""
+        """Check that no shard is missing. Raises ArchiveError."""
         self._finish_shard()
         assert self._first is not None
         _need(self._part + 1 == self._first.config.shards, "a shard is missing")
@@ -53,6 +54,7 @@ class ShardedCheck:
     def _check_subjects(self, names: list[str]) -> None:
         assert self._first is not None
         config = self._first.config
+        # A subject in the wrong shard would never be found again: reads compute its shard too.
         found = shards_of(names, config.shards, config.shard_by)
         _need(bool((found == np.uint32(self._part)).all()), "the shard of a subject")
 
@@ -61,6 +63,7 @@ class ShardedCheck:
         consumers = self._current.consumers
         if self._consumers is None:
             self._consumers = consumers
+        # A consumer of the stream is one consumer in each shard, all under the same name.
         _need(consumers == self._consumers, "a consumer is missing in some shards")
 
 
