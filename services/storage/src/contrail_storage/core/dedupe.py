@@ -218,8 +218,9 @@ class DedupeWindow:
     def __init__(self, shard: int) -> None:
         self.shard = shard
         self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
-        self._marks: deque[_Mark] = deque()  # one for each entry that has not expired, in order
-        self._live = 0  # ids that have not expired: the sum over `_marks`
+        self.marks: deque[_Mark] = deque()
+        """One for each entry that has not expired, in order; empty: there is nothing to expire."""
+        self._live = 0  # ids that have not expired: the sum over `marks`
         self._floor_seq = 1  # ids of messages below this sequence have expired
         # The row of the newest entry, which a second append of the same entry extends.
         self._open_ids = b""
@@ -231,7 +232,7 @@ class DedupeWindow:
 
     def expire(self, now_ns: int, window_ns: int, writes: Writes) -> None:
         """Forget the ids whose messages are at least ``window_ns`` old at ``now_ns``."""
-        marks = self._marks
+        marks = self.marks
         if not marks or marks[0].time_ns > now_ns - window_ns:
             return
         first_index = last_index = marks[0].entry
@@ -263,7 +264,7 @@ class DedupeWindow:
 
         All ids of an entry are written as one row.
         """
-        ids, marks = hashes.ids, self._marks
+        ids, marks = hashes.ids, self.marks
         index, time_ns = step.index, step.now_ns
         self._remember(hashes, seqs)
         if marks and marks[-1].entry == index:
@@ -317,14 +318,14 @@ class DedupeWindow:
 
     def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
         self._remember(IdHashes.of(ids), seqs)
-        self._marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
+        self.marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
 
     # Archives ------------------------------------------------------------------------------------
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Log time, ids and sequences of each entry, oldest first; bits not kept are zero."""
         at = len(self) - self._live  # expired ids come before the others
-        for mark in self._marks:
+        for mark in self.marks:
             parts = list(self._between(at, at + mark.ids))
             ids = b"".join([each for each, _ in parts])
             yield mark.time_ns, ids, b"".join([seqs.tobytes() for _, seqs in parts])

@@ -48,8 +48,9 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
     appended, block = _append(state, step, config, command)
     if block is not None:
         step.writes.blocks.append((state.shard, block))
-        # This may remove messages of the new block itself: their facts are in `fresh`.
-        limits.enforce(state, step, config, block.subject_ids)
+        if config.max_msgs_per_subject >= 0 or state.is_over(config):
+            # This may remove messages of the new block itself: their facts are in `fresh`.
+            limits.enforce(state, step, config, block.subject_ids)
     # Without a block, sequences may still have been given to messages that nobody wants.
     if block is not None or state.shard in step.writes.reached:
         state.write_counters(step.writes)
@@ -126,10 +127,9 @@ def _refuse_by_subject(
         captured = state.captured = Coverage(config.subjects, everything=not config.subjects)
     subjects, table = command.subjects, state.subjects
     refused = {
-        number: Refused(
-            errors.SUBJECT_NOT_CAPTURED.code, f"the stream does not capture {subjects[number]}"
-        )
-        for number in captured.outside(subjects)
+        number: Refused(errors.SUBJECT_NOT_CAPTURED.code, f"the stream does not capture {subject}")
+        for number, subject in enumerate(subjects)
+        if not captured[subject]
     }
     # The numbers left are one subtraction; `has_capacity` may search all numbers for a gap.
     if table.numbered.left < len(subjects) and not table.has_capacity(len(subjects)):

@@ -1,4 +1,4 @@
-"""Which subjects match sets of patterns, with a cache of the answers.
+"""Which subjects match sets of patterns, with caches of the answers.
 
 These are caches: they follow from the state of a shard, and dropping one changes nothing but time.
 """
@@ -16,36 +16,28 @@ _NUMBERS_MAX: Final = 4_096
 """Subjects whose answers :class:`FilterMatches` keeps for each consumer."""
 
 
-class Coverage:
-    """The subjects that some of ``patterns`` match; with ``everything``, all of them."""
+class Coverage(dict[str, bool]):
+    """Whether some of ``patterns`` match a subject; with ``everything``, all subjects match.
+
+    ``coverage[subject]`` finds the answer if it is not known yet.
+    """
 
     def __init__(self, patterns: Iterable[str], *, everything: bool = False) -> None:
+        super().__init__()
         patterns = set(patterns)
-        self.everything = everything or ">" in patterns
+        self._everything = everything or ">" in patterns
         self._wildcards = sorted(filter(is_wildcard, patterns))
         self._literals = patterns.difference(self._wildcards)
-        self._known: dict[str, bool] = {}
 
-    def outside(self, subjects: list[str]) -> list[int]:
-        """Positions of the subjects that no pattern matches, ascending."""
-        if self.everything:
-            return []
-        known, found = self._known, []
-        for position, subject in enumerate(subjects):
-            covered = known.get(subject)
-            if covered is None:
-                covered = self._learn(subject)
-            if not covered:
-                found.append(position)
-        return found
-
-    def _learn(self, subject: str) -> bool:
+    def __missing__(self, subject: str) -> bool:
+        if self._everything:
+            return True
         covered = subject in self._literals or any(
             matches(pattern, subject) for pattern in self._wildcards
         )
-        if len(self._known) >= SUBJECTS_MAX:
-            self._known.clear()
-        self._known[subject] = covered
+        if len(self) >= SUBJECTS_MAX:
+            self.clear()
+        self[subject] = covered
         return covered
 
 

@@ -46,6 +46,8 @@ _NEXT_ID_ROW: Final = 0xFFFF_FFFF
 The row has the next number, and in later runs also the end of its run: u32 each.
 """
 _ONE: Final = struct.Struct("<IqqI")
+_DELTA_END: Final = struct.Struct(">QI")
+"""End of the key of a delta row: log index, and the number of the row."""
 
 
 class SubjectTable:
@@ -63,6 +65,7 @@ class SubjectTable:
         self.counts = np.zeros(PAGE, np.uint32)  # messages; 0: the slot is dead
         self.unsettled: set[int] = set()
         """Numbers of the subjects whose ``last`` is only an upper bound."""
+        self._delta_prefix = keys.shard_key(keys.SUBJECT_DELTA, shard)  # of the keys of delta rows
         self._dirty_pages: set[int] = set()  # pages whose rows are older than a delta row
         self._delta_bytes = 0  # in the delta rows that are not folded into pages
         self._delta_rows = 0  # how many these are; also the number in the newest one's key
@@ -410,9 +413,7 @@ class SubjectTable:
     def _write_delta(self, row: bytes, step: Step) -> None:
         # Several commands of one entry write one row each: the row count tells them apart.
         self._delta_rows += 1
-        key = keys.large_key(
-            keys.SUBJECT_DELTA, self.shard, step.index
-        ) + self._delta_rows.to_bytes(4, "big")
+        key = self._delta_prefix + _DELTA_END.pack(step.index, self._delta_rows)
         step.writes.put(key, row)
         self._delta_bytes += len(row)
         if (
@@ -430,8 +431,7 @@ class SubjectTable:
         return last
 
     def _fold(self, writes: Writes) -> None:
-        prefix = keys.shard_key(keys.SUBJECT_DELTA, self.shard)
-        writes.delete_range(prefix, keys.prefix_end(prefix))
+        writes.delete_range(self._delta_prefix, keys.prefix_end(self._delta_prefix))
         for page in self._dirty_pages:
             self._write_page(page, writes)
         self._dirty_pages.clear()

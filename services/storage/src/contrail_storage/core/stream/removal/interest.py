@@ -65,7 +65,7 @@ def unwanted(
         everything = not all(filters)  # no filter matches every subject
         wanted = Coverage({one for each in filters for one in each}, everything=everything)
         state.wanted = wanted
-    outside = wanted.outside(subjects)
+    outside = [number for number, subject in enumerate(subjects) if not wanted[subject]]
     if not outside:
         return None
     mask = np.zeros(len(subjects), np.bool_)
