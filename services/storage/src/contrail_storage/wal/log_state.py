@@ -34,19 +34,11 @@ NOTHING: Final = LogEnd(0, 0, 0, 0, None)
 
 @dataclass(slots=True)
 class LogGroup:
-    """The log of one group: its end, and the part of it that is `durable`."""
+    """The log of one group: its `end`, and the end of the part that is `durable`."""
 
-    position: int = 0
-    last_index: int = 0
-    last_term: int = 0
-    term: int = 0
-    voted_for: str | None = None
+    end: LogEnd = NOTHING
     durable: LogEnd = NOTHING
     on_durable: OnDurable | None = None
-
-    def mark(self) -> LogEnd:
-        """The current end of the log."""
-        return LogEnd(self.position, self.last_index, self.last_term, self.term, self.voted_for)
 
 
 @dataclass(slots=True)
@@ -62,8 +54,9 @@ class LogBatch:
 class Segment:
     """One file of the log.
 
-    `highest` has the highest entry index written per group. The file is needed while one of them is
-    above what RocksDB has flushed.
+    `highest` has the highest entry index ever written per group: indexes can go back, as entries
+    that were not committed may be replaced. The file is needed while one of them is above what
+    RocksDB has flushed.
     """
 
     number: int
@@ -76,13 +69,6 @@ class Segment:
     def name(self) -> str:
         """The file's name inside the log's directory."""
         return f"{self.number:012x}-{self.first_batch:016x}-{self.salt.hex()}{SUFFIX}"
-
-    def note(self, group: int, index: int) -> None:
-        """Note that the segment has entry `index` of a group."""
-        # Indexes can go back: entries that were not committed may be replaced. The segment is
-        # needed for the highest one that it ever had.
-        if index > self.highest.get(group, 0):
-            self.highest[group] = index
 
 
 def new_segment(number: int, first_batch: int) -> Segment:

@@ -78,7 +78,7 @@ class NodeLog:
         self._doubtful: tuple[Segment, bytes] | None = None  # to write again; before `start`
         self._next_batch = 1  # number of the next batch; writer thread
         self._next_segment = segments[-1].number + 1 if segments else 1  # numbers never repeat
-        self._groups: dict[int, LogGroup] = {}  # _lock; `durable` never passes `position`
+        self._groups: dict[int, LogGroup] = {}  # _lock; `durable` never passes `end`
         self._handle: AppendHandle | None = None  # the last segment's file; writer thread
         self._lock = threading.Lock()  # never held during a write or sync
         self._work = threading.Condition(self._lock)  # wakes the writer thread
@@ -137,8 +137,8 @@ class NodeLog:
         self._next_batch = found.next_batch
         self._count_segments()
         for number, held in found.recovery.groups.items():
-            mark = LogEnd(0, held.last_index, held.last_term, held.term, held.voted_for)
-            self._groups[number] = LogGroup(0, *mark[1:], durable=mark)
+            end = LogEnd(0, held.last_index, held.last_term, held.term, held.voted_for)
+            self._groups[number] = LogGroup(end, durable=end)
 
     def begin_segment(self) -> None:
         """Write the last segment again, without its torn tail, and continue in a new segment.
@@ -188,7 +188,9 @@ class NodeLog:
             state = self._groups.get(group)
             if state is None:
                 state = self._groups[group] = LogGroup()
-                self._enqueue(group, state, codec.mark_record(RecordKind.BASE, group, 0, 0))
+                self._enqueue(
+                    group, state, state.end, codec.mark_record(RecordKind.BASE, group, 0, 0)
+                )
             if state.on_durable is not None:
                 raise ValueError(f"group {group} is already attached")
             state.on_durable = on_durable
@@ -244,65 +246,67 @@ class NodeLog:
         size = len(data)
         with self._lock:
             state = self._writable(group)
-            if index != state.last_index + 1:
-                raise ValueError(f"entry {index} of group {group} cannot follow {state.last_index}")
+            end = state.end
+            if index != end.last_index + 1:
+                raise ValueError(f"entry {index} of group {group} cannot follow {end.last_index}")
             waiting = self._waiting
             queued = waiting.size + self._in_flight_bytes
             # Entries without data always fit: a new leader must be able to write its first entry
             # (the no-op of Raft), whatever waits.
             if size and queued + size > self._options.queue_bytes:
                 raise LogFullError(f"{queued} bytes are waiting for the disk")
-            # Before the entry is durable: the next append must follow this one. `durable` has what
-            # is safe.
-            state.last_index, state.last_term = index, term
             if index > waiting.highest.get(group, 0):
                 waiting.highest[group] = index
             header = codec.record_header(RecordKind.ENTRY, group, index, term, size)
             waiting.parts += header, data
             waiting.size += size + len(header)
-            return self._advance(state)
+            # Before the entry is durable: the next append must follow this one. `durable` has what
+            # is safe.
+            after = LogEnd(end.position + 1, index, term, end.term, end.voted_for)
+            return self._advance(state, after)
 
     def save_hard_state(self, group: int, term: int, voted_for: str | None) -> int:
         """Record term and vote; return the record's position. Raises LogFailedError."""
         with self._lock:
             state = self._writable(group)
-            state.term, state.voted_for = term, voted_for
-            return self._enqueue(group, state, codec.hard_state_record(group, term, voted_for))
+            end = state.end._replace(term=term, voted_for=voted_for)
+            record = codec.hard_state_record(group, term, voted_for)
+            return self._enqueue(group, state, end, record)
 
     def truncate(self, group: int, from_index: int, last_term: int) -> int:
         """Cut a group's log from `from_index` on; the entry before that has `last_term`."""
         with self._lock:
             state = self._writable(group)
-            state.last_index, state.last_term = from_index - 1, last_term
+            end = state.end._replace(last_index=from_index - 1, last_term=last_term)
             record = codec.mark_record(RecordKind.TRUNCATE, group, from_index, last_term)
-            return self._enqueue(group, state, record)
+            return self._enqueue(group, state, end, record)
 
     def reset(self, group: int, index: int, term: int) -> int:
         """Make a group's log end at (`index`, `term`), empty unless it holds that entry."""
         with self._lock:
             state = self._writable(group)
-            state.last_index, state.last_term = index, term
+            end = state.end._replace(last_index=index, last_term=term)
             record = codec.mark_record(RecordKind.BASE, group, index, term)
-            return self._enqueue(group, state, record)
+            return self._enqueue(group, state, end, record)
 
     def _writable(self, group: int) -> LogGroup:
         if self._refusing or self._closing:
             raise LogFailedError(f"the log is not accepting writes: {self._failure or 'closed'}")
         return self._groups[group]
 
-    def _enqueue(self, group: int, state: LogGroup, record: bytes) -> int:
+    def _enqueue(self, group: int, state: LogGroup, end: LogEnd, record: bytes) -> int:
         self._waiting.parts.append(record)
         self._waiting.size += len(record)
         self._waiting.highest.setdefault(group, 0)
-        return self._advance(state)
+        return self._advance(state, end._replace(position=end.position + 1))
 
-    def _advance(self, state: LogGroup) -> int:
+    def _advance(self, state: LogGroup, end: LogEnd) -> int:
         if self._failure is not None:
             # The loop does not know of the failure yet: this record is lost with the waiting ones.
             self._waiting = LogBatch()
-        state.position += 1
+        state.end = end
         self._work.notify()
-        return state.position
+        return end.position
 
     def _run(self) -> None:
         while (batch := self._next_batch_to_write()) is not None:
@@ -333,7 +337,7 @@ class NodeLog:
         # durable once this batch is.
         batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
-        return batch, {group: self._groups[group].mark() for group in batch.highest}
+        return batch, {group: self._groups[group].end for group in batch.highest}
 
     def _write(self, batch: LogBatch, marks: dict[int, LogEnd]) -> None:
         """Write and sync one batch, then report what is durable. Runs in the writer thread."""
@@ -342,8 +346,9 @@ class NodeLog:
             self._open_segment()
         self._put(self._segments[-1], batch.parts)
         with self._lock:
+            highest = self._segments[-1].highest  # other threads read these
             for group, index in batch.highest.items():
-                self._segments[-1].note(group, index)  # others look through these
+                highest[group] = max(index, highest.get(group, 0))
             for group, mark in marks.items():
                 self._groups[group].durable = mark
             self._in_flight_bytes = 0
@@ -452,12 +457,11 @@ class NodeLog:
             return
         with self._lock:
             for state in self._groups.values():
-                durable = state.durable
                 # Term and vote are kept even if not durable: forgetting them allows a second vote.
-                state.durable = durable._replace(
-                    position=state.position, term=state.term, voted_for=state.voted_for
+                durable = state.durable
+                state.durable = state.end = state.end._replace(
+                    last_index=durable.last_index, last_term=durable.last_term
                 )
-                state.last_index, state.last_term = durable.last_index, durable.last_term
         number = self._next_segment
         try:
             self.begin_segment()
@@ -569,11 +573,11 @@ class NodeLog:
         """Write the live entries of quiet groups again at the end, and release the old copies."""
         with self._lock:
             segments = list(self._segments)
-            keep_from = {group: state.last_index for group, state in self._groups.items()}
+            keep_from = {group: state.end.last_index for group, state in self._groups.items()}
             quiet = {
                 group: state.durable
                 for group, state in self._groups.items()
-                if group in blockers and state.position == state.durable.position
+                if group in blockers and state.end.position == state.durable.position
             }
         if not quiet:
             return  # busy groups move on by themselves
@@ -598,7 +602,7 @@ class NodeLog:
         targets: dict[int, int] = {}
         for group, mark in quiet.items():
             size = sum(len(data) for data, _, _ in held[group].entries)
-            if size <= budget and self._groups[group].position == mark.position:
+            if size <= budget and self._groups[group].end.position == mark.position:
                 budget -= size
                 targets[group] = self._copy(group, held[group])
         return targets
@@ -606,12 +610,12 @@ class NodeLog:
     def _copy(self, group: int, held: RecoveredGroup) -> int:
         state = self._writable(group)
         base = codec.mark_record(RecordKind.BASE, group, held.base_index, held.base_term)
-        self._enqueue(group, state, base)
+        self._enqueue(group, state, state.end, base)
         for data, index, term in held.entries:
             header = codec.record_header(RecordKind.ENTRY, group, index, term, len(data))
-            self._enqueue(group, state, header + data)
+            self._enqueue(group, state, state.end, header + data)
         self._waiting.highest[group] = held.last_index
-        return state.position
+        return state.end.position
 
     def _reached(self, targets: Mapping[int, int]) -> bool:
         return self._failure is not None or all(

@@ -162,7 +162,8 @@ class _SegmentReplay:
             for record in codec.records(batch.body, self._seal(segment, batch)):
                 self._apply(record)
                 if record.kind is RecordKind.ENTRY:
-                    segment.note(record.group, record.index)
+                    highest = segment.highest.get(record.group, 0)
+                    segment.highest[record.group] = max(record.index, highest)
         except MalformedRecordError as error:
             raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
 
