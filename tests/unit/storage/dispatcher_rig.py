@@ -146,7 +146,10 @@ class DispatcherRig:
         if writes.dropped:
             self.blocks.forget(SHARD)
             self.shard.notify()
-        self.shard.advance(self.machine.counters.last_seq)
+        last_seq = self.machine.counters.last_seq
+        if last_seq > self.shard.applied_seq:
+            self.shard.applied_seq = last_seq
+            self.shard.notify()
         return result
 
     async def let_pass(self, step_ns: int) -> None:

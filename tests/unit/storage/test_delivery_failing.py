@@ -224,8 +224,10 @@ def test_waiting_pulls_end_when_their_consumer_or_stream_goes(
 ) -> None:
     async def scene() -> None:
         rig = new_rig()
+        assert rig.shard.listeners == set()  # a change calls nobody while no pull waits
         waiting = [rig.waiting_pull() for _ in range(2)]
         await turns()
+        assert len(rig.shard.listeners) == 1
         rig.apply(command)
         rig.dispatcher.close()
         for pull in waiting:

@@ -67,7 +67,10 @@ class Dispatcher:
     in_flight: set[int] = field(default_factory=set)
     """Selected sequences whose deliveries the machine does not have yet."""
     waiters: deque[asyncio.Event] = field(default_factory=deque)
-    """Waiting pulls, first come, first served. Only the first one is woken."""
+    """Waiting pulls, first come, first served. Only the first one is woken.
+
+    While there are some, the shard calls `wake` after each change.
+    """
     deadlines: Redeliveries = field(init=False)
     """When pending messages are due again."""
     last_active_s: float = 0.0
@@ -111,7 +114,6 @@ class Dispatcher:
         self.deadlines = Redeliveries(self.consumer, self._deadlines_changed)
         self._exhaustion = Exhaustion(self.deadlines, self._propose_exhaust, self._arm_deadline)
         self.touch()
-        self.shard.listeners.add(self.wake)
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._filters = self.consumer.config.filter_subjects
         self.reconfigured()
@@ -166,7 +168,6 @@ class Dispatcher:
     def close(self) -> None:
         """End the waiting pulls: the consumer or its stream is gone."""
         self.closed = True
-        self.shard.listeners.discard(self.wake)
         self.deadlines.close()
         self._exhaustion.close()
         for later in (self._join_timer, self._deadline_timer):
@@ -206,7 +207,7 @@ class Dispatcher:
                     break
         finally:
             if waiter is not None:
-                self.waiters.remove(waiter)
+                self.leave(waiter)
             self.touch()
             if not self.closed:
                 self.wake()
@@ -224,8 +225,19 @@ class Dispatcher:
         if len(self.waiters) >= max(self.consumer.config.max_waiting, 1):
             raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
         waiter = asyncio.Event()
-        self.waiters.append(waiter)
+        self.enqueue(waiter)
         return waiter
+
+    def enqueue(self, waiter: asyncio.Event) -> None:
+        """Queue ``waiter``, which is set when there may be messages for it."""
+        self.waiters.append(waiter)
+        self.shard.listeners.add(self.wake)
+
+    def leave(self, waiter: asyncio.Event) -> None:
+        """Take ``waiter`` out of the queue."""
+        self.waiters.remove(waiter)
+        if not self.waiters:
+            self.shard.listeners.discard(self.wake)
 
     def _check_open(self) -> None:
         if not self.shard.machine.exists:
@@ -257,8 +269,8 @@ class Dispatcher:
             self._give_back([one.message.seq for one in deliveries])
 
     def wait(self, waiter: asyncio.Event) -> None:
-        """Queue ``waiter``, which is set when there may be messages for it."""
-        self.waiters.append(waiter)
+        """Queue ``waiter`` as a pull of this dispatcher alone does."""
+        self.enqueue(waiter)
         self._arm_deadline()
 
     # Selecting -----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ class ShardedDispatcher:
         finally:
             for dispatcher in self.dispatchers:
                 if waiter is not None:
-                    dispatcher.waiters.remove(waiter)
+                    dispatcher.leave(waiter)
                 dispatcher.touch()
                 if not dispatcher.closed:
                     dispatcher.wake()

@@ -164,8 +164,13 @@ class Applier:
         """Let readers see the appended messages."""
         for number in {number for number, _ in writes.blocks} | writes.reached.keys():
             shard = self.shards.get(number)
-            if shard is not None:
-                shard.advance(shard.machine.counters.last_seq)
+            if shard is None:
+                continue
+            last_seq = shard.machine.counters.last_seq
+            if last_seq > shard.applied_seq:
+                shard.applied_seq = last_seq
+                if shard.listeners:
+                    shard.notify()
 
     def flush(self) -> None:
         """Hand all waiting jobs to the store's writer now."""

@@ -46,7 +46,10 @@ class Shard:
     stopped: bool = False
     """Whether an entry needed damaged messages. That entry and all later ones are not applied."""
     listeners: set[Listener] = field(default_factory=set)
-    """Called after each change that a waiting reader or pull may be interested in."""
+    """Called after each change that a waiting reader or pull may be interested in.
+
+    Only those that wait are here, so that a change costs nothing while nobody waits.
+    """
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while messages are removed on request, so that one removal runs at a time."""
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
@@ -79,12 +82,6 @@ class Shard:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.damaged:
             raise ApiError(errors.DATA_LOST, self.damaged)
-
-    def advance(self, applied_seq: int) -> None:
-        """Note that messages up to ``applied_seq`` are applied, and wake all that wait for them."""
-        if applied_seq > self.applied_seq:
-            self.applied_seq = applied_seq
-            self.notify()
 
     def notify(self) -> None:
         """Call the listeners: something has changed that waiting readers or pulls look at."""
