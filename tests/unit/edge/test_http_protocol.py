@@ -301,6 +301,32 @@ def test_offers_of_another_protocol_in_one_segment_are_all_answered(count: int) 
     run(scenario())
 
 
+def test_offer_of_another_protocol_above_the_limit_of_pipelined_requests_is_refused() -> None:
+    """The head is read a second time, without the offer; what is wrong with it then counts too."""
+
+    async def scenario() -> None:
+        edge = Edge(pipelined_max=2)
+        wait = b"GET /v1/streams/S/messages?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        offer = (
+            b"GET /v1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(wait)
+            await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            writer.write(offer * 3)
+            await wait_until(
+                lambda: b'refused_total{name="overloaded"} 1.0' in edge.app.metrics.text()
+            )
+            edge.app.drain()
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.count(b"HTTP/1.1") == 1
+            assert b"shutting_down" in answer
+            writer.close()
+
+    run(scenario())
+
+
 def test_connect_is_for_proxies() -> None:
     async def scenario() -> None:
         async with serving(Edge()) as (port, _):

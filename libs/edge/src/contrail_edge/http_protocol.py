@@ -184,9 +184,11 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._window_bytes += len(data)
         self._unset_keepalive_if_required()
         left = memoryview(data)
-        parsed = False
+        parsed = offered = False
         while not parsed:
             try:
+                if offered:
+                    self._read_without_upgrade()
                 self.parser.feed_data(left)
                 parsed = True
             except httptools.HttpParserUpgrade as upgrade:
@@ -194,7 +196,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 if self._endpoint is not None:
                     self._open_socket(self._endpoint, bytes(left))
                     return
-                self._read_without_upgrade()
+                offered = True
             except httptools.HttpParserError as error:
                 # The parser wraps errors that its callbacks raise.
                 refusal = error.__context__
@@ -202,10 +204,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                     refusal = bad_request("the request is not valid HTTP/1.1")
                 self._refuse(refusal)
                 return
-        if self._part_ended:
-            self._part_ended = False
-            if self._deadline is not None:
-                self._disarm()
+        if self._part_ended and self._deadline is not None:
+            self._disarm()
+        self._part_ended = False
         if self._head_open or self._body_open:
             waiting = True
         else:
