@@ -5,11 +5,12 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import httpx
 import pytest
@@ -228,6 +229,12 @@ def test_room_for_what_the_store_lacks_is_enough_to_open_it_again(
     asyncio.run(scene())
 
 
+class PreloadedServer(ServerProcess):
+    """A server whose calls to the disk the library of `shim` can make fail."""
+
+    program: ClassVar = (sys.executable, "-m", "contrail_serve")
+
+
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library that makes calls fail."""
@@ -248,7 +255,7 @@ def test_store_whose_files_cannot_be_written_heals_by_itself(
     monkeypatch.setenv("LD_PRELOAD", str(shim))
     monkeypatch.setenv("FAIL_BELOW", str(tmp_path / "data" / "store"))
     monkeypatch.setenv("FAIL_WITH", str(control))
-    with ServerProcess(tmp_path / "data") as server:
+    with PreloadedServer(tmp_path / "data") as server:
         client.turn_to(server)
         client.create()
         for _ in range(20):

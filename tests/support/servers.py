@@ -9,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import httpx
+
+from tests.support.forked import Forked
 
 START_S = 30.0
 STOP_S = 30.0
@@ -43,16 +44,17 @@ def free_port() -> int:
 
 
 class Process:
-    """A server command as a child process, which can be killed and started again."""
+    """A server command as a process, which can be killed and started again."""
 
-    program: ClassVar[Sequence[str]] = (sys.executable, "-m", "contrail_serve")
+    program: ClassVar[Sequence[str]] = ()
+    """The command line, for a server that is no fork: it needs an interpreter of its own."""
 
     def __init__(self, service: str, log: Path, **settings: Any) -> None:
         self.service = service
         self.log = log
         self.settings = settings
         self.url = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
 
     def start(self) -> Self:
         """Start the process and wait until it serves; raises with its log if it does not."""
@@ -62,13 +64,13 @@ class Process:
     def spawn(self) -> None:
         """Start the process without waiting."""
         settings = {"host": HOST, "port": 0, **self.settings}
-        arguments = [f"{name}={value}" for name, value in settings.items()]
+        arguments = [self.service, *(f"{name}={value}" for name, value in settings.items())]
+        if not self.program:
+            self.process = Forked(arguments, self.log)
+            return
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [*self.program, self.service, *arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                [*self.program, *arguments], stdout=subprocess.PIPE, stderr=log, text=True
             )
 
     def wait_until_serving(self) -> Self:
