@@ -94,7 +94,7 @@ class AckTokens:
 
 
 def _mac(key: bytes, stream: str, consumer: str) -> "hashlib.blake2b":
-    names = f"{stream}/{consumer}/".encode()  # neither name may hold a slash
+    names = f"{stream}/{consumer}/".encode()  # neither name can contain a slash
     return hashlib.blake2b(names, key=key, digest_size=_MAC_BYTES, person=b"contrail-ack")
 
 
@@ -110,6 +110,7 @@ def _decode(token: str) -> bytes:
         raw = a2b_base64(padded, strict_mode=True)
     except (UnicodeEncodeError, Base64Error):
         raise ApiError(errors.TOKEN_FORGED, applied=False) from None
+    # One spelling per token: the last character of base64 has bits that the decoder ignores.
     if len(raw) < _ADDRESS.size + _DELIVERY.size + _MAC_BYTES or _encode(raw) != text:
         raise ApiError(errors.TOKEN_FORGED, applied=False)
     return raw

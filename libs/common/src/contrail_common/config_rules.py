@@ -1,8 +1,8 @@
-"""The rules of stream and consumer configurations, as JetStream has them, without IO.
+"""JetStream's rules for the configurations of streams and consumers. No IO.
 
-``normalise_*`` turn what a caller gave into a complete configuration or refuse it; ``check_*``
-say whether a configuration may be created, or replace the one that stands. The api calls the
-former, the storage node the latter, inside the decision they belong to.
+The api calls ``normalise_*``, which complete a given configuration or refuse it. The storage node
+calls ``check_*``, which refuse to create a configuration, or to replace an existing one by it. It
+does so at the moment of the change, so that no other change can come in between.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,17 +42,20 @@ METADATA_BYTES_MAX: Final = 128 * 1024
 REPLICAS_MAX: Final = 5
 AGE_MIN_NS: Final = 100 * NS_PER_MS
 SUBJECTS_MAX: Final = 256
-"""Subjects of a stream or filters of a consumer; finding overlaps is quadratic in them."""
+"""Maximum number of subjects of a stream or filters of a consumer.
+
+The time to find overlaps is quadratic in it.
+"""
 _NAMES_SHOWN: Final = 10
 _OF_ANSWERS: Final = ("_nats.ver", "_nats.level")
-"""Metadata that JetStream adds to its answers: what is sent back is not the client's own."""
+"""Metadata that JetStream adds to its answers. It is dropped when a client sends an answer back."""
 
 RESERVED_SUBJECTS: Final = ("$JS.>", "$JSC.>", "$NRG.>", "$SYS.>", f"{RESERVED_PREFIX}.>")
 RESERVED_EXCEPTIONS: Final = ("$JS.EVENT.>", "$SYS.ACCOUNT.>")
 
 
 class StreamDraft(TypedDict, total=False):
-    """What a caller may say of a stream; a missing key takes its default."""
+    """The given part of a stream's configuration; a missing key takes its default."""
 
     name: str
     description: str
@@ -88,7 +91,7 @@ class StreamDraft(TypedDict, total=False):
 
 
 class ConsumerDraft(TypedDict, total=False):
-    """What a caller may say of a consumer; a missing key takes its default."""
+    """The given part of a consumer's configuration; a missing key takes its default."""
 
     name: str
     durable: bool
@@ -117,10 +120,10 @@ class ConsumerDraft(TypedDict, total=False):
 def normalise_stream(
     draft: StreamDraft, *, pedantic: bool = False, clustered: bool = False
 ) -> StreamConfig:
-    """The complete configuration that ``draft`` asks for.
+    """Return the complete configuration for ``draft``.
 
-    Raises STREAM_CONFIG_INVALID (or the code of the rule) with pointers, and PEDANTIC where
-    ``pedantic`` and a value that was given would be stored as another one.
+    Raises STREAM_CONFIG_INVALID (or the error of a rule) with pointers. If ``pedantic``, raises
+    PEDANTIC for a given value that would be stored as another one.
     """
     rules = _Rules(errors.STREAM_CONFIG_INVALID, draft, pedantic=pedantic)
     name = draft.get("name", "")
@@ -130,6 +133,7 @@ def normalise_stream(
     if max_age_ns < 0 or 0 < max_age_ns < AGE_MIN_NS:
         rules.refuse("max_age", "must be 0 or at least 100ms")
     marker_ttl_ns = draft.get("subject_delete_marker_ttl_ns", 0)
+    # As in JetStream, a marker TTL turns on message TTLs and roll-ups, and deny_purge off.
     marks = marker_ttl_ns != 0 and not draft.get("sealed", False)
     if marker_ttl_ns and marker_ttl_ns < NS_PER_S:
         rules.refuse("subject_delete_marker_ttl", "must be 0 or at least 1s")
@@ -182,7 +186,7 @@ def normalise_stream(
 
 
 def sealed(config: StreamConfig) -> StreamConfig:
-    """``config`` as it stands once the stream is sealed: nothing comes, ages out or is removed."""
+    """Return the configuration of the sealed stream: no message is added, expires or is removed."""
     return msgspec.structs.replace(
         config,
         sealed=True,
@@ -195,25 +199,25 @@ def sealed(config: StreamConfig) -> StreamConfig:
 
 
 def check_stream_name(name: str) -> None:
-    """Refuse what cannot name a stream."""
+    """Refuse an invalid stream name."""
     _check_name(name, errors.STREAM_CONFIG_INVALID, errors.STREAM_NAME_SEPARATOR)
 
 
 def check_stream_create(config: StreamConfig) -> None:
-    """Refuse what is only for an existing stream: a new one cannot be sealed."""
+    """Refuse a configuration that only an existing stream may have: a new one cannot be sealed."""
     if config.sealed:
         raise _invalid(errors.STREAM_CONFIG_INVALID, "sealed", "a new stream cannot be sealed")
 
 
 def check_stream_update(old: StreamConfig, new: StreamConfig) -> None:
-    """Raise STREAM_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
+    """Raise STREAM_UPDATE_REFUSED if ``new`` changes a field of ``old`` that must not change."""
     problem = stream_update_problem(old, new)
     if problem is not None:
         raise problem.as_error()
 
 
 def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProblem | None:
-    """What ``new`` changes that may not change in ``old``, None when it may replace it."""
+    """Return why ``new`` must not replace ``old``, or None if it may."""
     if not may_become(old.retention, new.retention):
         return _frozen("retention", "cannot be changed to or from workqueue")
     for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
@@ -230,7 +234,7 @@ def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProb
 def consumers_problem(
     config: StreamConfig, consumers: Iterable[ConsumerConfig]
 ) -> RetentionProblem | None:
-    """Which of a stream's consumers exceed the limits that ``config`` sets, None when none does."""
+    """Return which of a stream's consumers exceed the limits in ``config``, or None."""
     over = [one.name for one in consumers if over_limits(one, config.consumer_limits)]
     if not over:
         return None
@@ -243,7 +247,10 @@ def _frozen(field: str, message: str) -> RetentionProblem:
 
 
 def check_stream_encryption(config: StreamConfig, *, encrypts: bool) -> None:
-    """Refuse a stream that must be encrypted where the node does not; one in memory never rests."""
+    """Refuse a stream that must be encrypted if the node does not encrypt.
+
+    A stream in memory is never written to disk, so it needs no encryption.
+    """
     if config.encrypted and not encrypts and config.storage != "memory":
         message = "the server has no encryption key and stores data unencrypted"
         raise _invalid(errors.STREAM_CONFIG_INVALID, "encrypted", message)
@@ -342,10 +349,10 @@ def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
 
 # Consumers ---------------------------------------------------------------------------------------
 def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> ConsumerConfig:
-    """The configuration that ``draft`` asks for; :func:`complete_consumer` fills in what is left.
+    """Return the configuration for ``draft``, without the defaults of its stream.
 
-    Raises CONSUMER_CONFIG_INVALID (or the code of the rule) with pointers, and PEDANTIC as
-    :func:`normalise_stream` does.
+    :func:`complete_consumer` adds these. Raises CONSUMER_CONFIG_INVALID (or the error of a rule)
+    with pointers, and PEDANTIC as :func:`normalise_stream` does.
     """
     rules = _Rules(errors.CONSUMER_CONFIG_INVALID, draft, pedantic=pedantic)
     name = draft.get("name", "")
@@ -390,7 +397,7 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
 
 
 def complete_consumer(config: ConsumerConfig, limits: ConsumerLimits) -> ConsumerConfig:
-    """``config`` with the defaults that its stream, or else the server, has for what is 0."""
+    """Return ``config`` with defaults for fields that are 0: the stream's, or else the server's."""
     idle_ns = 0 if config.durable else model.INACTIVE_THRESHOLD_NS
     return msgspec.structs.replace(
         config,
@@ -402,9 +409,10 @@ def complete_consumer(config: ConsumerConfig, limits: ConsumerLimits) -> Consume
 
 
 def over_limits(config: ConsumerConfig, limits: ConsumerLimits) -> ErrorSpec | None:
-    """Which of its stream's caps a consumer exceeds, None when it keeps to them.
+    """Return the error if a consumer exceeds a limit of its stream, or None.
 
-    Unlimited is over any cap. Without acks nothing is pending, so that cap does not apply.
+    An unlimited value exceeds any limit. Without acks nothing is pending, so the limit of pending
+    acks does not apply.
     """
     idle_ns, idle_max_ns = config.inactive_threshold_ns, limits.inactive_threshold_ns
     if idle_max_ns and not 0 < idle_ns <= idle_max_ns:
@@ -416,16 +424,16 @@ def over_limits(config: ConsumerConfig, limits: ConsumerLimits) -> ErrorSpec | N
 
 
 def check_consumer_update(old: ConsumerConfig, new: ConsumerConfig) -> None:
-    """Raise CONSUMER_UPDATE_REFUSED when ``new`` changes what may not change in ``old``."""
+    """Raise CONSUMER_UPDATE_REFUSED if ``new`` changes a field of ``old`` that must not change."""
     problem = consumer_update_problem(old, new)
     if problem is not None:
         raise problem.as_error()
 
 
 def consumer_update_problem(old: ConsumerConfig, new: ConsumerConfig) -> RetentionProblem | None:
-    """What ``new`` changes that may not change in ``old``, None when it may replace it.
+    """Return why ``new`` must not replace ``old``, or None if it may.
 
-    The list is JetStream's, less the fields of push consumers.
+    The fixed fields are those of JetStream, without those of push consumers.
     """
     fixed = {
         "name": "name",
@@ -488,7 +496,8 @@ def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
     if given < 0:
         return rules.unlimited("max_ack_pending", given)
     if draft.get("ack_policy") != "none":
-        # What 0 becomes is for the stream to say, but it does become something: pedantic refuses.
+        # The stream decides what 0 is stored as. It is never stored as 0, so pedantic mode refuses
+        # it here.
         rules.defaulted("max_ack_pending", given, model.MAX_ACK_PENDING)
     return given
 
@@ -501,7 +510,7 @@ def _max_expires(rules: "_Rules", expires_ns: int) -> int:
 
 # Shared ------------------------------------------------------------------------------------------
 class _Rules:
-    """Refusals and rewrites for one draft, under one error code."""
+    """The checks of one draft; they raise ``spec`` unless a rule has an error of its own."""
 
     def __init__(self, spec: ErrorSpec, draft: Mapping[str, object], *, pedantic: bool) -> None:
         self.spec = spec
@@ -513,13 +522,16 @@ class _Rules:
         raise _invalid(spec or self.spec, field, message)
 
     def rewritten(self, field: str, key: str, given: _N, stored: _N) -> _N:
-        """``stored``; refused when pedantic and the caller did give something else."""
+        """Return ``stored``; in pedantic mode, refuse another value if the caller gave one."""
         if self._pedantic and key in self._draft and given != stored:
             raise _invalid(errors.PEDANTIC, field, f"{given} would be stored as {stored}")
         return stored
 
     def switched(self, field: str, *, on: bool = False, off: bool = False) -> bool:
-        """A switch, which another field may turn ``on`` or ``off``; pedantic wants it so itself."""
+        """Return a flag, which another field may turn ``on`` or ``off``.
+
+        In pedantic mode, the draft must already have the resulting value.
+        """
         given = bool(self._draft.get(field, False))
         stored = (given or on) and not off
         if self._pedantic and given != stored:
@@ -528,21 +540,21 @@ class _Rules:
         return stored
 
     def unlimited(self, field: str, value: int) -> int:
-        """A limit; 0 and below mean unlimited, which is stored as -1."""
+        """Return a limit; values up to 0 mean unlimited, and are stored as -1."""
         return self.rewritten(field, field, value, value if value > 0 else -1)
 
     def defaulted(self, field: str, value: int, default: int) -> int:
-        """A count whose 0 means ``default``."""
+        """Return a count that must not be negative; 0 means ``default``."""
         return self.rewritten(field, field, value, self.at_least_zero(field, value) or default)
 
     def at_least_zero(self, field: str, value: int) -> int:
-        """A count or duration that must not be negative."""
+        """Return a count or duration that must not be negative."""
         if value < 0:
             self.refuse(field, "must not be negative")
         return value
 
     def texts(self, description: str, metadata: Mapping[str, str]) -> None:
-        """Bound the description and the metadata."""
+        """Refuse a description or metadata above their limits."""
         if len(description.encode()) > DESCRIPTION_BYTES_MAX:
             self.refuse("description", f"must not be longer than {DESCRIPTION_BYTES_MAX} bytes")
         total = sum(len(key.encode()) + len(value.encode()) for key, value in metadata.items())
@@ -550,7 +562,7 @@ class _Rules:
             self.refuse("metadata", f"must not be larger than {METADATA_BYTES_MAX} bytes")
 
     def subject_filters(self, field: str, filters: tuple[str, ...]) -> None:
-        """Valid filters, and not too many of them."""
+        """Refuse invalid filters, and too many of them."""
         if len(filters) > SUBJECTS_MAX:
             self.refuse(field, f"must not have more than {SUBJECTS_MAX} entries")
         for position, one in enumerate(filters):

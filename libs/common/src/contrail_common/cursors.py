@@ -45,6 +45,7 @@ def read_cursor(text: str) -> Cursor:
 
 def after_each(begin: Cursor, taken: Sequence[tuple[int, int]]) -> list[str]:
     """Return the cursor after each of the messages (shard, sequence) read from ``begin`` on."""
+    # Pages are merged by time, so consecutive messages may be of different shards.
     seqs = list(begin.next_seqs)
     texts: list[str] = []
     for shard, seq in taken:

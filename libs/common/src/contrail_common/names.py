@@ -12,12 +12,12 @@ _FORBIDDEN: Final = PATH_SEPARATORS | frozenset(".*>")
 
 
 def name_problem(name: str) -> str | None:
-    """Why ``name`` is not a valid stream or consumer name, or None when it is one."""
+    """Return why ``name`` is not a valid stream or consumer name, or None if it is one."""
     if not name:
         return "a name must not be empty"
-    if len(name) > NAME_BYTES_MAX:  # of a longer one not every character is looked at
+    if len(name) > NAME_BYTES_MAX:  # do not look at every character of a longer one
         return f"a name must not be longer than {NAME_BYTES_MAX} bytes"
-    # Before it is encoded: lone surrogates are not printable, and have no encoding.
+    # This check comes before `encode`: lone surrogates are not printable, and it would raise.
     if not name.isprintable() or any(char.isspace() for char in name):
         return "a name must not contain white space or control characters"
     if len(name.encode()) > NAME_BYTES_MAX:

@@ -1,13 +1,14 @@
-"""Which shard of a stream a subject belongs to: a pure function that any client can compute.
+"""The shard of a subject: a pure function that any client can compute.
 
 ::
 
     shard = FNV-1a 32 (key) mod shards
 
 The key is the UTF-8 of the subject's tokens at the positions ``shard_by`` (from 1), in that order
-and with nothing in between; a position that the subject does not have adds nothing. Without
-``shard_by`` the key is the whole subject, dots included. It is JetStream's ``partition`` function.
-FNV-1a is of Fowler, Noll and Vo: for each byte, xor it in, then multiply by the prime.
+and with nothing in between. A position that the subject does not have is left out. Without
+``shard_by`` the key is the whole subject, with its dots. This is JetStream's function
+``partition``. FNV-1a is the hash of Fowler, Noll and Vo: for each byte, xor, then multiply by the
+prime.
 """
 
 import functools
@@ -22,17 +23,17 @@ from contrail_common.texts import U32Array
 SHARDS_MAX: Final = 64
 POSITIONS_MAX: Final = 16
 POSITION_MAX: Final = 256
-"""Bounds of ``shard_by``: how many positions, and the largest one."""
+"""Largest position in ``shard_by``, which has at most ``POSITIONS_MAX`` of them."""
 
 _OFFSET_BASIS: Final = 0x811C9DC5
 _PRIME: Final = 0x01000193
 _MASK: Final = 0xFFFF_FFFF
 _VECTOR_MIN: Final = 16
-"""Fewer subjects are hashed sooner one by one."""
+"""Hashing fewer subjects is faster one by one."""
 
 
 def fnv1a_32(data: bytes) -> int:
-    """The FNV-1a hash (32 bits) of ``data``."""
+    """Return the FNV-1a hash (32 bits) of ``data``."""
     value = _OFFSET_BASIS
     for byte in data:
         value = ((value ^ byte) * _PRIME) & _MASK
@@ -40,7 +41,7 @@ def fnv1a_32(data: bytes) -> int:
 
 
 def partition_key(subject: str, shard_by: tuple[int, ...]) -> bytes:
-    """What of ``subject`` is hashed."""
+    """Return the part of ``subject`` that is hashed."""
     if not shard_by:
         return subject.encode()
     tokens = subject.split(".")
@@ -49,12 +50,12 @@ def partition_key(subject: str, shard_by: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=65_536)
 def shard_of(subject: str, shards: int, shard_by: tuple[int, ...] = ()) -> int:
-    """The shard, from 0, of the literal ``subject`` in a stream of ``shards``."""
+    """Return the shard (from 0) of the literal ``subject`` in a stream with ``shards`` shards."""
     return fnv1a_32(partition_key(subject, shard_by)) % shards
 
 
 def shards_of(subjects: Sequence[str], shards: int, shard_by: tuple[int, ...] = ()) -> U32Array:
-    """The shard of each of ``subjects``: u32[len(subjects)], as :func:`shard_of` has it."""
+    """Return the result of :func:`shard_of` for each of ``subjects``: u32[len(subjects)]."""
     if len(subjects) < _VECTOR_MIN:
         found = [shard_of(subject, shards, shard_by) for subject in subjects]
         return np.array(found, np.uint32)
@@ -63,7 +64,10 @@ def shards_of(subjects: Sequence[str], shards: int, shard_by: tuple[int, ...] = 
 
 
 def _hashes(keys: Sequence[bytes]) -> U32Array:
-    """FNV-1a 32 of each key: byte by byte, of all keys that are that long at once."""
+    """Return the FNV-1a 32 hash of each key.
+
+    Each step takes one more byte of all keys that have it; longer keys are sorted first.
+    """
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths)
@@ -71,7 +75,7 @@ def _hashes(keys: Sequence[bytes]) -> U32Array:
     heap = np.frombuffer(b"".join(keys), np.uint8).astype(np.uint32)
     values = np.full(len(keys), _OFFSET_BASIS, np.uint32)
     longest = int(lengths[0])
-    # How many keys are longer than each place: those come first.
+    # For each place, the number of keys that have a byte there.
     reach = np.searchsorted(-lengths, -np.arange(longest), side="left").tolist()
     prime = np.uint32(_PRIME)
     for at, count in enumerate(reach):
@@ -82,9 +86,9 @@ def _hashes(keys: Sequence[bytes]) -> U32Array:
 
 
 def shard_of_filter(pattern: str, shards: int, shard_by: tuple[int, ...] = ()) -> int | None:
-    """The one shard of everything that the filter ``pattern`` matches; None when there may be more.
+    """Return the shard of all subjects that ``pattern`` matches; None if there may be several.
 
-    ``pattern`` may be literal. With wildcards it lies in one shard when they are at positions that
+    ``pattern`` may be literal. With wildcards there is one shard if they are at positions that
     ``shard_by`` does not name.
     """
     if shards == 1:
@@ -104,9 +108,9 @@ def shard_of_filter(pattern: str, shards: int, shard_by: tuple[int, ...] = ()) -
 
 
 def share(total: int, shards: int, part: int) -> int:
-    """The part of shard ``part`` in a limit of the whole stream; the first shards have the rest.
+    """Return the share of shard ``part`` in a stream's limit; the first shards get the remainder.
 
-    A limit below 0 (none) is none for each.
+    A ``total`` below 0 means no limit, and is returned as it is.
     """
     if total < 0:
         return total

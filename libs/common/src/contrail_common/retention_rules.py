@@ -1,4 +1,4 @@
-"""What a stream's retention asks of its consumers, and how it may change: JetStream's rules."""
+"""JetStream's rules about retention: which consumers a stream may have, and how it may change."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,20 +10,20 @@ from contrail_common.subjects import overlaps
 
 
 class RetentionProblem(NamedTuple):
-    """Why a consumer cannot be, and the field that says so."""
+    """Why a configuration is refused: the error, the field and a message."""
 
     spec: ErrorSpec
     field: str
     message: str
 
     def as_error(self) -> ApiError:
-        """The refusal, which had no effect."""
+        """Return it as a refusal without effect."""
         problem = FieldProblem(f"/{self.field}", self.message)
         return ApiError(self.spec, f"{self.field}: {self.message}", [problem], applied=False)
 
 
 def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProblem | None:
-    """Why no stream of this retention can have such a consumer, None when it can."""
+    """Return why a stream with this retention must not have this consumer, or None if it may."""
     if retention != "workqueue":
         return None
     if config.ack_policy != "explicit":
@@ -36,9 +36,10 @@ def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProbl
 
 
 def replicas_problem(config: ConsumerConfig, stream_replicas: int) -> RetentionProblem | None:
-    """Why a consumer cannot have so many replicas: its stream's (0 says the same) or none.
+    """Return why a consumer must not have this number of replicas, or None if it may.
 
-    JetStream lets a consumer of a limits stream have fewer; here it is stored with its stream.
+    It must be that of the stream, or 0, which means the same. JetStream also allows fewer for a
+    consumer of a limits stream; here a consumer is stored with its stream.
     """
     field, asked = "num_replicas", config.num_replicas
     if asked in (0, stream_replicas):
@@ -53,9 +54,10 @@ def replicas_problem(config: ConsumerConfig, stream_replicas: int) -> RetentionP
 def collision(
     config: ConsumerConfig, retention: Retention, others: Iterable[ConsumerConfig]
 ) -> RetentionProblem | None:
-    """Why a consumer cannot stand beside ``others``: of a workqueue each message is one's alone.
+    """Return why a consumer must not exist together with ``others``, or None if it may.
 
-    Filters collide when some subject matches both, whether the stream captures it or not.
+    Each message of a work queue belongs to one consumer. Filters collide if any subject matches
+    both, even one that the stream does not capture.
     """
     if retention != "workqueue":
         return None
@@ -74,5 +76,8 @@ def collision(
 
 
 def may_become(old: Retention, new: Retention) -> bool:
-    """Whether a stream may change its retention so; a workqueue stays one, and none becomes one."""
+    """Return True if a stream may change its retention from ``old`` to ``new``.
+
+    A work queue remains one, and no other stream becomes one.
+    """
     return old == new or "workqueue" not in (old, new)

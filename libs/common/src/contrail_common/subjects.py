@@ -16,8 +16,8 @@ RESERVED_PREFIX: Final = "$CONTRAIL"
 def _token_problem(text: str, what: str) -> str | None:
     if not text:
         return f"{what} must not be empty"
-    # First of all: lone surrogates are not printable, and cannot be encoded.
-    # Of white space only the blank is printable.
+    # This check comes first: lone surrogates are not printable, and `encode` below would raise for
+    # them. The space is the only white space that is printable.
     if not text.isprintable() or " " in text:
         return f"{what} must not contain white space or control characters"
     if len(text.encode()) > SUBJECT_BYTES_MAX:
@@ -28,8 +28,8 @@ def _token_problem(text: str, what: str) -> str | None:
 
 
 def subject_problem(subject: str) -> str | None:
-    """Why ``subject`` cannot be published to, or None when it can."""
-    if len(subject) > SUBJECT_BYTES_MAX:  # before the cache, which would keep it
+    """Return why ``subject`` cannot be published to, or None if it can."""
+    if len(subject) > SUBJECT_BYTES_MAX:  # keep long texts out of the cache
         return f"a subject must not be longer than {SUBJECT_BYTES_MAX} bytes"
     return _short_subject_problem(subject)
 
@@ -47,7 +47,7 @@ def _short_subject_problem(subject: str) -> str | None:
 
 
 def filter_problem(pattern: str) -> str | None:
-    """Why ``pattern`` is not a valid subject filter, or None when it is one."""
+    """Return why ``pattern`` is not a valid subject filter, or None if it is one."""
     problem = _token_problem(pattern, "a subject filter")
     if problem is None and ">" in pattern.split(".")[:-1]:
         return "the wildcard > must be the last token of a filter"
@@ -55,7 +55,7 @@ def filter_problem(pattern: str) -> str | None:
 
 
 def is_wildcard(pattern: str) -> bool:
-    """Whether ``pattern`` has a wildcard token (``a*`` and ``>b`` are ordinary tokens)."""
+    """Return True if ``pattern`` has a wildcard token; ``a*`` and ``>b`` are ordinary tokens."""
     if "*" not in pattern and ">" not in pattern:
         return False
     tokens = pattern.split(".")
@@ -63,7 +63,7 @@ def is_wildcard(pattern: str) -> bool:
 
 
 def matches(pattern: str, subject: str) -> bool:
-    """Whether the literal ``subject`` is matched by the filter ``pattern``."""
+    """Return True if the filter ``pattern`` matches the literal ``subject``."""
     if pattern in (">", subject):
         return True
     if not is_wildcard(pattern):
@@ -72,12 +72,12 @@ def matches(pattern: str, subject: str) -> bool:
 
 
 def matches_any(patterns: tuple[str, ...], subject: str) -> bool:
-    """Whether any of ``patterns`` matches; an empty tuple is no filter and matches everything."""
+    """Return True if one of ``patterns`` matches, or if there are none."""
     return not patterns or any(matches(pattern, subject) for pattern in patterns)
 
 
 def contains(outer: str, inner: str) -> bool:
-    """Whether every subject matched by ``inner`` is matched by ``outer`` too."""
+    """Return True if ``outer`` matches every subject that ``inner`` matches."""
     return _tokens_contain(outer.split("."), inner.split("."))
 
 
@@ -94,7 +94,7 @@ def _tokens_contain(outer: list[str], inner: list[str]) -> bool:
 
 
 def overlaps(left: str, right: str) -> bool:
-    """Whether some subject is matched by both filters."""
+    """Return True if both filters match some subject."""
     left_tokens, right_tokens = left.split("."), right.split(".")
     for a, b in zip(left_tokens, right_tokens, strict=False):
         if ">" in (a, b):
@@ -105,7 +105,7 @@ def overlaps(left: str, right: str) -> bool:
 
 
 def first_overlap(patterns: list[str] | tuple[str, ...]) -> tuple[str, str] | None:
-    """The first pair of filters in ``patterns`` that overlap each other, or None."""
+    """Return the first two filters of ``patterns`` that overlap, or None."""
     for position, left in enumerate(patterns):
         for right in patterns[position + 1 :]:
             if overlaps(left, right):

@@ -1,4 +1,4 @@
-"""Columns of texts: what many messages have each, one after another, and where each ends.
+"""Columns of texts: the bytes of all of them, and the offsets at which each begins and ends.
 
 Offsets are Arrow's: ``n + 1`` ascending u32 from 0, in the byte order of the machine (little).
 """
@@ -25,14 +25,14 @@ I64Array = NDArray[np.int64]
 
 
 class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A text for each of ``n`` things: ``offsets`` (u32[n + 1]) into the UTF-8 of all of them."""
+    """``n`` texts: ``offsets`` (u32[n + 1]) into ``heap``, the UTF-8 of all of them."""
 
     offsets: bytes
     heap: bytes
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> "Texts":
-        """``texts`` as a column."""
+        """Return ``texts`` as a column."""
         heap = "".join(texts)
         if heap.isascii():
             return cls(offsets_of(map(len, texts), len(texts)), heap.encode())
@@ -45,18 +45,19 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return len(self.offsets) // 4 - 1
 
     def lengths(self) -> I64Array:
-        """Bytes of each text."""
+        """Return the bytes of each text."""
         return lengths_of(self.offsets)
 
     def are_printable(self) -> bool:
-        """Whether no text holds a character that ``str.isprintable`` finds not to be."""
-        # ASCII, the usual case, is looked through in a tenth of the time.
-        codes = np.frombuffer(self.heap, np.uint8) - _SPACE  # what is below is above then
+        """Return True if ``str.isprintable`` is true for every text."""
+        # For ASCII, the usual case, this takes a tenth of the time. The subtraction wraps, so that
+        # control characters below the space become high numbers.
+        codes = np.frombuffer(self.heap, np.uint8) - _SPACE
         ascii_alone = bool((codes < _DELETE - _SPACE).all())
         return ascii_alone or self.heap.decode().isprintable()
 
     def each(self) -> list[str]:
-        """The texts."""
+        """Return the texts."""
         heap, spans = self.heap, pairwise(as_u32(self.offsets).tolist())
         if heap.isascii():
             text = heap.decode()
@@ -64,16 +65,16 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return [heap[start:stop].decode() for start, stop in spans]
 
     def slice(self, start: int, stop: int) -> "Texts":
-        """The texts from ``start`` up to ``stop``."""
+        """Return the texts from ``start`` up to ``stop``."""
         return Texts(*cut(self.offsets, start, stop, self.heap))
 
     def select(self, positions: I64Array) -> "Texts":
-        """The texts at ``positions`` alone."""
+        """Return the texts at ``positions``."""
         offsets, within = pick(self.offsets, positions)
         return Texts(offsets, gather(self.heap, within))
 
     def is_sound(self, count: int) -> bool:
-        """Whether there are ``count`` texts, each of them UTF-8."""
+        """Return True if there are ``count`` texts, each of them UTF-8."""
         heap = self.heap
         return are_offsets(self.offsets, count, len(heap)) and (
             heap.isascii() or is_utf8(heap, self.offsets)
@@ -81,19 +82,19 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 def join_texts(parts: Sequence[Texts]) -> Texts:
-    """The texts of all ``parts``, one part after another."""
+    """Return the texts of all ``parts``, one part after another."""
     return Texts(
         join_offsets([part.offsets for part in parts]), b"".join([part.heap for part in parts])
     )
 
 
 def as_u32(data: bytes | memoryview) -> U32Array:
-    """``data`` as an array, not copied."""
+    """Return ``data`` as an array, without a copy."""
     return np.frombuffer(data, np.uint32)
 
 
 def offsets_of(lengths: Iterable[int], count: int) -> bytes:
-    """Offsets of ``count`` elements from their lengths."""
+    """Return the offsets of ``count`` elements with these ``lengths``."""
     if count < len(_FEW):
         return _FEW[count].pack(0, *accumulate(lengths))
     offsets = np.zeros(count + 1, np.uint32)
@@ -102,14 +103,14 @@ def offsets_of(lengths: Iterable[int], count: int) -> bytes:
 
 
 def lengths_of(offsets: bytes) -> I64Array:
-    """The lengths that lie between ``offsets``."""
+    """Return the lengths of the elements."""
     ends = as_u32(offsets).astype(np.int64)
     lengths: I64Array = ends[1:] - ends[:-1]
     return lengths
 
 
 def are_offsets(data: bytes, count: int, end: int) -> bool:
-    """Whether ``data`` is ``count + 1`` ascending offsets from 0 to ``end``."""
+    """Return True if ``data`` has ``count + 1`` ascending offsets from 0 to ``end``."""
     if min(count, end) < 0 or len(data) != 4 * (count + 1):
         return False
     if count == 1:
@@ -126,7 +127,7 @@ def are_offsets(data: bytes, count: int, end: int) -> bool:
 
 
 def is_utf8(heap: bytes, offsets: bytes) -> bool:
-    """Whether ``heap`` is UTF-8 and every text in it begins with a character."""
+    """Return True if ``heap`` is UTF-8 and no offset is inside a character."""
     if heap.isascii():
         return True
     try:
@@ -139,19 +140,19 @@ def is_utf8(heap: bytes, offsets: bytes) -> bool:
 
 
 def cut_offsets(offsets: bytes, start: int, stop: int) -> tuple[bytes, int, int]:
-    """Offsets of the elements from ``start`` up to ``stop``, and the range they lie in."""
+    """Return the offsets of the elements from ``start`` up to ``stop``, and where they are."""
     part = as_u32(offsets)[start : stop + 1]
     return (part - part[0]).tobytes(), int(part[0]), int(part[-1])
 
 
 def cut(offsets: bytes, start: int, stop: int, heap: bytes) -> tuple[bytes, bytes]:
-    """Offsets and heap of the elements from ``start`` up to ``stop``."""
+    """Return offsets and bytes of the elements from ``start`` up to ``stop``."""
     part, low, high = cut_offsets(offsets, start, stop)
     return part, heap[low:high]
 
 
 def pick(offsets: bytes, positions: I64Array) -> tuple[bytes, I64Array]:
-    """Offsets of the elements at ``positions``, and the places of everything in them."""
+    """Return the offsets of the elements at ``positions``, and the places of all their bytes."""
     starts = as_u32(offsets).astype(np.int64)
     lengths = (starts[1:] - starts[:-1])[positions]
     ends = np.cumsum(lengths)
@@ -162,12 +163,12 @@ def pick(offsets: bytes, positions: I64Array) -> tuple[bytes, I64Array]:
 
 
 def gather(heap: bytes, places: I64Array) -> bytes:
-    """The bytes at ``places``."""
+    """Return the bytes at ``places``."""
     return np.frombuffer(heap, np.uint8)[places].tobytes()
 
 
 def join_offsets(parts: Sequence[bytes]) -> bytes:
-    """Offsets of all ``parts``, one part after another."""
+    """Return the offsets of all ``parts``, one part after another."""
     base = np.uint32(0)
     joined = [bytes(4)]
     for part in map(as_u32, parts):

@@ -1,4 +1,4 @@
-"""Durations and times as they stand on the wire: ``"90s"`` and RFC 3339, nanoseconds inside."""
+"""Durations and times as texts: ``"90s"`` and RFC 3339. Inside, they are nanoseconds."""
 
 import re
 from datetime import UTC, datetime
@@ -30,10 +30,12 @@ _TIME: Final = re.compile(
 
 
 def parse_duration(value: str | int) -> int:
-    """Nanoseconds of a Go-style duration (``"1h30m"``, ``"-5s"``, ``"0"``) or of an integer.
+    """Return the nanoseconds of a duration in Go's style (``"1h30m"``, ``"-5s"``, ``"0"``).
 
-    Raises ValueError with a sentence fit for the caller when it is neither, or beyond 64 bits.
+    An integer is taken as nanoseconds. Raises ValueError, with a message for the client, for any
+    other value and beyond 64 bits.
     """
+    # In Python, True is an integer.
     if isinstance(value, bool):
         raise ValueError('must be a duration string such as "30s", or integer nanoseconds')
     if isinstance(value, int):
@@ -65,7 +67,7 @@ def _sum_parts(text: str) -> int:
 
 
 def format_duration(duration_ns: int) -> str:
-    """The one canonical form: an integer and the largest unit that divides it, ``"90s"``."""
+    """Return the canonical form: an integer and the largest unit that divides it, ``"90s"``."""
     if duration_ns == 0:
         return "0s"
     for unit in _CANONICAL:
@@ -75,7 +77,7 @@ def format_duration(duration_ns: int) -> str:
 
 
 def format_go_duration(duration_ns: int) -> str:
-    """A duration (0 or more) as Go prints it, so that its parser reads it: ``"1h30m0s"``."""
+    """Return a duration (0 or more) as Go prints it: ``"1h30m0s"``. Go's parser knows no days."""
     if duration_ns < NS_PER_S:
         return format_duration(duration_ns)
     minutes, rest_ns = divmod(duration_ns, 60 * NS_PER_S)
@@ -87,9 +89,9 @@ def format_go_duration(duration_ns: int) -> str:
 
 
 def parse_time(text: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 time with an offset.
+    """Return the nanoseconds since 1970 of an RFC 3339 time with an offset.
 
-    Raises ValueError when it is not one, or lies outside what 64 bits of nanoseconds hold.
+    Raises ValueError, with a message for the client, if it is not one or is outside 1970 to 2262.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -107,12 +109,12 @@ def parse_time(text: str) -> int:
 
 
 def format_time(time_ns: int) -> str:
-    """RFC 3339 in UTC with nine fractional digits: ``"2026-01-31T08:00:00.500000000Z"``."""
+    """Return RFC 3339 in UTC with nine fractional digits: ``"2026-01-31T08:00:00.500000000Z"``."""
     seconds, rest = divmod(time_ns, NS_PER_S)
     minute, second = divmod(seconds, 60)
     return f"{_format_minute(minute)}:{second:02d}.{rest:09d}Z"
 
 
-@lru_cache(maxsize=4096)  # most of what is formatted is near to each other, or recent
+@lru_cache(maxsize=4096)  # most times are recent, or close to each other
 def _format_minute(minute: int) -> str:
     return datetime.fromtimestamp(60 * minute, UTC).strftime("%Y-%m-%dT%H:%M")

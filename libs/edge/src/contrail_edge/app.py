@@ -208,6 +208,8 @@ class EdgeApp:
         known = self._direct_targets.get(method)
         if known is None:
             return None
+        # A read may have a query, which is not part of the key. A target with a fragment is not
+        # valid, so it goes to the application whole.
         if method == b"GET" and b"#" not in url:
             url = url.partition(b"?")[0]
         try:
@@ -216,6 +218,7 @@ class EdgeApp:
             target = self._find_direct(method, url)
             if len(known) >= _DIRECT_URLS_MAX:
                 known.clear()
+            # Long subjects would let a client fill the memory with the keys of this cache.
             if len(url) <= _DIRECT_URL_BYTES_MAX:
                 known[url] = target
             return target
@@ -346,6 +349,7 @@ class EdgeApp:
             request.method = "GET"
         segments = split_path(request.raw_path)
         found = self._find(request.method, segments)
+        # The management routes are loaded after the start. A path that is not known yet may be one.
         if found is None and self._declared is None:
             await self.load()
             found = self._find(request.method, segments)
@@ -358,6 +362,8 @@ class EdgeApp:
                 raise ApiError(
                     errors.UNAUTHENTICATED, "this path does not accept tickets", applied=False
                 )
+            # A ticket can be used once. The other process checks it again, and needs to be the one
+            # to use it.
             if target.elsewhere is None:
                 await self.use_ticket(ticket)
         return target

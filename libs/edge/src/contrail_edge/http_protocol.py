@@ -30,6 +30,7 @@ from contrail_edge.tickets import OpenedTicket
 from contrail_edge.ws.websocket import SocketEndpoint
 from contrail_link.contract.read import Chunk, Pieces
 
+# A body with a longer Content-Length is above every limit.
 _LENGTH_DIGITS_MAX: Final = 8
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
@@ -177,6 +178,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """Feed the parser, and set or stop the deadline of the missing bytes."""
         dropped = self._refused
         if dropped:
+            # Nobody knows where the next request begins: these bytes may be the refused body.
             return
         if self._begun or self._body_open:
             self._unparsed += len(data)
@@ -192,6 +194,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 self.parser.feed_data(left)
                 parsed = True
             except httptools.HttpParserUpgrade as upgrade:
+                # The parser has stopped after the head, and says how many bytes it has read.
                 left = left[upgrade.args[0] :]
                 if self._endpoint is not None:
                     self._open_socket(self._endpoint, bytes(left))
@@ -225,6 +228,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         assert request is not None
         try:
             if self.cycle is not None and not self.cycle.response_complete:
+                # Frames of the socket would get into the middle of that answer.
                 raise bad_request("an earlier request on the connection is still being answered")
             if request.body_pending:
                 raise bad_request("a WebSocket handshake must not have a body")
@@ -236,6 +240,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if ticket is None:
             self._begin_socket(request, endpoint, rest, proven=False)
             return
+        # Until storage has answered, nothing can take frames: leave them in the kernel.
         self.flow.pause_reading()
         task = self.loop.create_task(self._use_ticket(ticket, request, endpoint, rest))
         self.tasks.add(task)
@@ -264,7 +269,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         except ApiError as error:
             self._refuse(error)
             return
-        self.connections.discard(self)
+        self.connections.discard(self)  # the socket has added itself
         self._stop_timers()
         if rest:
             socket.data_received(rest)
@@ -318,6 +323,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._admitted = False  # the application answers why, and the body is never buffered
         self._direct = self._direct_exchange(request, method) if self._admitted else None
         if self._direct is None:
+            # uvicorn stops reading when a request has to wait, but may have read thousands by then.
             if len(self.pipeline) >= self.settings.pipelined_max:
                 detail = "too many requests are waiting on the connection"
                 raise ApiError(errors.OVERLOADED, detail, applied=False)
@@ -388,6 +394,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             direct.request.hold(len(body))
             direct.body = direct.body + body if direct.body else body
         elif self._admitted and not self.cycle.response_complete:
+            # Counted here, because the application may be slow to receive it.
             if not self.edge.state.bodies.take(self._buffered, len(body)):
                 raise bodies_overloaded()
             self._buffered += len(body)
@@ -395,6 +402,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _took(self, count: int) -> None:
         """Stop counting body bytes that the application has received and counts itself."""
+        # After the loss of the connection, everything has been given back already.
         taken = min(count, self._buffered)
         self._buffered -= taken
         self.edge.state.bodies.give(taken)
@@ -408,6 +416,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             direct.more_body = direct.request.body_pending = False
             self.edge.answer_directly(direct)
         elif self._endpoint is not None or not self.parser.should_upgrade():
+            # With an offer to ignore, only the head ended; its body follows when it is read again.
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -446,6 +455,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 value = b", ".join(one for one in tokens if one not in _UPGRADE_TOKENS)  # noqa: PLW2901
             if name != b"upgrade":
                 lines.append(name + b": " + value)
+        # All callbacks run again for this head, from `on_message_begin` on.
         self.parser = httptools.HttpRequestParser(self)
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
@@ -473,7 +483,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         elif self._begun or self._body_open:
             self._refuse(ApiError(errors.REQUEST_TIMEOUT, applied=False))
         else:
-            self.transport.close()
+            self.transport.close()  # no byte of a request has arrived, so there is none to answer
 
     def _body_overdue(self) -> bool:
         now = self.loop.time()
@@ -544,6 +554,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
             if started:
+                # The client would read a problem as the rest of the answer that has begun.
                 self.transport.abort()
                 return
         self._write_problem(error, None if self._head_open else self._request)

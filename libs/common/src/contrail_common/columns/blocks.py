@@ -98,7 +98,7 @@ class BlockCodec(Protocol):
         ...
 
     def compress(self, body: bytes) -> bytes:
-        """The stored form of ``body``."""
+        """Return the stored form of ``body``."""
         ...
 
     def decompress(self, stored: memoryview, size: int) -> bytes:
@@ -136,20 +136,20 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         return sizes if self.headers is None else sizes + self.headers.sizes()
 
     def size(self) -> int:
-        """The sum of :meth:`sizes`."""
+        """Return the sum of :meth:`sizes`."""
         if self.seals is not None:
             return int(self.seals.plain_sizes().sum())
         return len(self.payload) + (0 if self.headers is None else self.headers.size())
 
     def slice(self, start: int, stop: int) -> "MessageColumns":
-        """The columns of the messages from ``start`` up to ``stop``."""
+        """Return the columns of the messages from ``start`` up to ``stop``."""
         offsets, payload = cut(self.offsets, start, stop, self.payload)
         headers = None if self.headers is None else self.headers.slice(start, stop)
         seals = None if self.seals is None else self.seals.slice(start, stop)
         return MessageColumns(stop - start, offsets, payload, headers, seals)
 
     def select(self, positions: I64Array) -> "MessageColumns":
-        """The columns of only the messages at ``positions``."""
+        """Return the columns of the messages at ``positions``."""
         offsets, places = pick(self.offsets, positions)
         headers = None if self.headers is None else self.headers.select(positions)
         seals = None if self.seals is None else self.seals.select(positions)
@@ -186,7 +186,7 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
 def columns_of(
     payloads: Sequence[bytes], headers: Sequence[Headers | None] | None
 ) -> MessageColumns:
-    """Columns of messages given by payload and headers (None: no message has any)."""
+    """Return the columns of messages given by payload and headers (None if no message has any)."""
     count = len(payloads)
     return MessageColumns(
         count,
@@ -202,6 +202,7 @@ def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
         return parts[0]
     seals = None
     if any(part.seals is not None for part in parts):
+        # Columns with seals have their headers in the cells, so all parts need that form.
         parts = [part.in_cells() for part in parts]
         seals = join_seals([part.seals for part in parts if part.seals is not None])
     return MessageColumns(
@@ -214,7 +215,7 @@ def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
 
 
 def blanks(count: int) -> MessageColumns:
-    """``count`` messages with neither payload nor headers."""
+    """Return ``count`` messages without payload and headers."""
     return MessageColumns(count, bytes(4 * (count + 1)), b"")
 
 
@@ -229,7 +230,7 @@ class Block:
     _sizes: I64Array | None = None
 
     def sizes(self) -> I64Array:
-        """Bytes that each message counts for limits."""
+        """Return each message's bytes for limits."""
         if self._sizes is None:
             self._sizes = self.columns.sizes()
         return self._sizes
@@ -246,7 +247,7 @@ class Block:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the stored form before a codec has made it smaller."""
+        """Bytes of the stored form without compression."""
         columns = self.columns
         size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
         if columns.headers is not None:
@@ -256,9 +257,9 @@ class Block:
         return size
 
     def message(self, position: int, subject: str) -> StoredMessage:
-        """The message at ``position``; its subject's text is the caller's to look up.
+        """Return the message at ``position``. The caller looks up the ``subject``.
 
-        Raises as :meth:`MessageColumns.content` does.
+        Raises the errors of :meth:`MessageColumns.content`.
         """
         headers, payload = self.columns.content(position)
         return StoredMessage(
@@ -307,7 +308,7 @@ class BlockView:
         return self.base_seq + len(self.subject_ids) - 1
 
     def message(self, position: int, subject: str) -> StoredMessage:
-        """The message at ``position``; its subject's text is the caller's to look up."""
+        """Return the message at ``position``. The caller looks up the ``subject``."""
         return StoredMessage(
             self.base_seq + position,
             subject,
@@ -359,9 +360,10 @@ def encode_block(block: Block, replication_index: int, codec: BlockCodec | None 
 
 
 def _compressed(plain: bytes, codec: BlockCodec | None) -> tuple[int, int, bytes]:
-    """The codec's number, the CRC of the plain body and the body, all as they are stored."""
+    """Return the codec's number, the CRC of the plain body and the body, all as they are stored."""
     if codec is not None and codec.min_bytes <= len(plain) <= PLAIN_BYTES_MAX:
         body = codec.compress(plain)
+        # Random or encrypted payloads do not get smaller; decompressing them would be wasted.
         if len(body) < len(plain):
             return codec.number, crc32c.crc32c(plain), body
     return 0, 0, plain
@@ -411,7 +413,7 @@ def decode_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) ->
 
 
 def view_block(data: bytes, codecs: Mapping[int, BlockCodec] | None = None) -> BlockView:
-    """Do the same as :func:`decode_block`; the columns are views of ``data`` or its plain body."""
+    """Decode like :func:`decode_block`, but the columns are views of ``data`` or its plain body."""
     view, count, base_seq, flags = _open(data, codecs)
     sids_at = 8 * count
     offsets_at = sids_at + 4 * count
@@ -491,7 +493,7 @@ def _decode_body(body: _Body) -> Block:
 def _decode_seals(
     view: memoryview, position: int, count: int, flags: int
 ) -> tuple[Seals | None, int]:
-    """The seals at ``position``, if there are any, and what follows them."""
+    """Return the seals at ``position`` if there are any, and the position after them."""
     if not flags & FLAG_SEALED:
         return None, position
     middle = position + 8 * count
@@ -502,7 +504,7 @@ def _decode_seals(
 def _decode_headers(
     view: memoryview, position: int, count: int, flags: int
 ) -> tuple[AnyHeaders, int]:
-    """The headers that stand at ``position``, and the position after them."""
+    """Return the headers at ``position``, and the position after them."""
     names, values, name_bytes, text_bytes = _HEADER_SIZES.unpack_from(view, position)
     position += _HEADER_SIZES.size
     uniform = bool(flags & FLAG_UNIFORM_HEADERS)

@@ -15,9 +15,9 @@ from contrail_common.texts import I64Array, as_u32
 class DeliveryColumns(msgspec.Struct, array_like=True, gc=False):
     """Deliveries with consecutive consumer sequences from ``first_consumer_seq`` on.
 
-    Each is the only one of its message; ``num_pending`` is after the last. ``seqs`` and
-    ``times_ns`` are i64[n], little-endian; ``subjects`` are the distinct subjects, into which
-    ``subject_index`` (u32[n]) points. ``len()`` is the number of deliveries.
+    Each is the first delivery of its message. ``num_pending`` messages follow the last. ``seqs``
+    and ``times_ns`` are i64[n], little-endian. ``subject_index`` (u32[n]) points into the distinct
+    ``subjects``. ``len()`` is the number of deliveries.
     """
 
     first_consumer_seq: int
@@ -47,18 +47,21 @@ class DeliveryColumns(msgspec.Struct, array_like=True, gc=False):
         return self.first_consumer_seq + len(self) - 1
 
     def sizes(self) -> I64Array:
-        """What each message counts for a subscriber's credit: subject, headers and payload."""
+        """Return each message's bytes for a subscriber's credit: subject, headers and payload."""
         subjects = np.array([len(subject.encode()) for subject in self.subjects], np.int64)
         return self.columns.sizes() + subjects[as_u32(self.subject_index)]
 
     def begin_within(self, limit: int, most: int) -> tuple[int, int]:
-        """How many of the first ``most`` begin within ``limit`` bytes (above 0), and their size."""
+        """Count the first messages, at most ``most``, that begin within ``limit`` bytes.
+
+        Returns their number and size. ``limit`` is above 0, so there is at least one.
+        """
         ends = np.cumsum(self.sizes()[:most])
         count = 1 + int(np.searchsorted(ends[:-1], limit))
         return count, int(ends[count - 1])
 
     def slice(self, start: int, stop: int) -> "DeliveryColumns":
-        """The deliveries from position ``start`` up to ``stop``."""
+        """Return the deliveries from position ``start`` up to ``stop``."""
         if stop - start == len(self):
             return self
         subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[start:stop])
@@ -73,29 +76,29 @@ class DeliveryColumns(msgspec.Struct, array_like=True, gc=False):
         )
 
     def each_seq(self) -> list[int]:
-        """The stream sequences."""
+        """Return the stream sequences."""
         return list(np.frombuffer(self.seqs, np.int64).tolist())
 
     def each_time_ns(self) -> list[int]:
-        """When the messages were stored."""
+        """Return the times at which the messages were stored."""
         return list(np.frombuffer(self.times_ns, np.int64).tolist())
 
     def each_subject(self) -> list[str]:
-        """The subjects."""
+        """Return the subjects, one for each message."""
         return [self.subjects[at] for at in as_u32(self.subject_index).tolist()]
 
     def each_headers(self) -> Sequence[Headers | None]:
-        """The headers, None for a message without any."""
+        """Return the headers, None for a message without any."""
         headers = self.columns.headers
         return [None] * len(self) if headers is None else headers.each()
 
     def each_payload(self) -> list[bytes]:
-        """The payloads."""
+        """Return the payloads."""
         heap, ends = self.columns.payload, as_u32(self.columns.offsets).tolist()
         return [heap[start:stop] for start, stop in pairwise(ends)]
 
     def messages(self) -> list[StoredMessage]:
-        """The messages, one by one."""
+        """Return the messages, one by one."""
         rows = zip(
             self.each_seq(),
             self.each_subject(),
@@ -108,7 +111,7 @@ class DeliveryColumns(msgspec.Struct, array_like=True, gc=False):
 
 
 def join_deliveries(parts: Sequence[DeliveryColumns]) -> DeliveryColumns:
-    """The deliveries of all ``parts`` (at least one), which follow one another."""
+    """Join consecutive ``parts`` (at least one)."""
     if len(parts) == 1:
         return parts[0]
     subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])

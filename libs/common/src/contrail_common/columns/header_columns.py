@@ -1,8 +1,8 @@
 """Headers of many messages in columns.
 
-Two forms, which answer the same questions: :class:`UniformHeaders` where every message has the same
-names with one value each, as the messages of one producer mostly do; :class:`HeaderColumns` for
-whatever else there is.
+There are two forms with the same methods. :class:`UniformHeaders` is for messages that all have the
+same names with one value each, like most messages of one publisher. :class:`HeaderColumns` is for
+all others.
 """
 
 import re
@@ -39,7 +39,7 @@ _BAD_VALUE_BYTES: Final = re.compile(rb"[\x00\r\n]")
 
 
 def can_be_sent(headers: "HeaderColumns | UniformHeaders") -> bool:
-    """Whether HTTP can carry all of ``headers``, which are sound otherwise."""
+    """Return True if HTTP can carry all of ``headers``, whose offsets are valid."""
     columns = headers.nested()
     names = set(Texts(columns.name_offsets, columns.names).each())
     return all(map(HEADER_NAME.fullmatch, names)) and not _BAD_VALUE_BYTES.search(columns.texts)
@@ -56,7 +56,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
     texts: bytes
 
     def message(self, position: int) -> Headers | None:
-        """Headers of the message at ``position``, or None when it has none."""
+        """Return the headers of the message at ``position``, or None if it has none."""
         entry_offsets = as_u32(self.entry_offsets)
         start, stop = int(entry_offsets[position]), int(entry_offsets[position + 1])
         if start == stop:
@@ -74,7 +74,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         return headers
 
     def each(self) -> list[Headers | None]:
-        """Headers of all messages, None for those that have none."""
+        """Return the headers of all messages, None for those that have none."""
         names = Texts(self.name_offsets, self.names).each()
         texts = Texts(self.text_offsets, self.texts).each()
         values = [
@@ -86,7 +86,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         ]
 
     def is_sound(self, count: int) -> bool:
-        """Whether the offsets fit each other, the heaps and ``count`` messages."""
+        """Return True if the offsets fit each other, the texts and ``count`` messages."""
         entries = len(self.name_offsets) // 4 - 1
         values = len(self.text_offsets) // 4 - 1
         return (
@@ -117,7 +117,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         return int(self.sizes().sum())
 
     def slice(self, start: int, stop: int) -> "HeaderColumns | None":
-        """The headers of the messages from ``start`` up to ``stop``, None when they have none."""
+        """Return the headers of the messages from ``start`` up to ``stop``, or None."""
         entry_offsets, first, last = cut_offsets(self.entry_offsets, start, stop)
         if first == last:
             return None
@@ -127,7 +127,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         return HeaderColumns(entry_offsets, name_offsets, value_offsets, text_offsets, names, texts)
 
     def select(self, positions: I64Array) -> "HeaderColumns | None":
-        """The headers of the messages at ``positions`` alone, None when they have none."""
+        """Return the headers of the messages at ``positions``, or None if they have none."""
         entry_offsets, entries = pick(self.entry_offsets, positions)
         if not len(entries):
             return None
@@ -144,7 +144,7 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         )
 
     def nested(self) -> "HeaderColumns":
-        """The headers in this form."""
+        """Return the headers in this form."""
         return self
 
 
@@ -158,13 +158,13 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
     values: Texts
 
     def message(self, position: int) -> Headers | None:
-        """Headers of the message at ``position``."""
+        """Return the headers of the message at ``position``."""
         count = self.names.count
         values = self.values.slice(position * count, (position + 1) * count)
         return {name: [value] for name, value in zip(self.names.each(), values.each(), strict=True)}
 
     def each(self) -> list[Headers | None]:
-        """Headers of all messages."""
+        """Return the headers of all messages."""
         names, values = self.names.each(), self.values.each()
         count = len(names)
         return [
@@ -173,7 +173,7 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
         ]
 
     def is_sound(self, count: int) -> bool:
-        """Whether there are names, and a value for each of them in each of ``count`` messages."""
+        """Return True if there are names, and each of ``count`` messages has a value for each."""
         names = len(self.names.offsets) // 4 - 1
         return names > 0 and self.names.is_sound(names) and self.values.is_sound(names * count)
 
@@ -191,25 +191,25 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
         return len(self.values.heap) + messages * fixed
 
     def column(self, number: int) -> Texts:
-        """The values of the ``number``-th name, one for each message."""
+        """Return the values of the ``number``-th name, one for each message."""
         names = self.names.count
         if names == 1:
             return self.values
         return self.values.select(np.arange(number, self.values.count, names))
 
     def slice(self, start: int, stop: int) -> "UniformHeaders":
-        """The headers of the messages from ``start`` up to ``stop``."""
+        """Return the headers of the messages from ``start`` up to ``stop``."""
         names = self.names.count
         return UniformHeaders(self.names, self.values.slice(start * names, stop * names))
 
     def select(self, positions: I64Array) -> "UniformHeaders":
-        """The headers of the messages at ``positions`` alone."""
+        """Return the headers of the messages at ``positions``."""
         names = self.names.count
         places = (positions[:, None] * names + np.arange(names)).ravel()
         return UniformHeaders(self.names, self.values.select(places))
 
     def nested(self) -> HeaderColumns:
-        """The same headers in the form that can hold any."""
+        """Return the same headers in the general form."""
         names = self.names.count
         count = self.values.count // names
         one_by_one = np.arange(count * names + 1, dtype=np.uint32)
@@ -227,14 +227,14 @@ AnyHeaders = HeaderColumns | UniformHeaders
 
 
 def headers_in_columns(headers: Sequence[Headers | None]) -> AnyHeaders | None:
-    """Return the headers of messages in columns; None when no message has any."""
+    """Return the headers of messages in columns, or None if no message has any."""
     first = headers[0] if headers else None
     if not first:
         return _nested(headers) if any(headers) else None
     names = list(first)
     texts: list[str] = []
     for each in headers:
-        # Their order counts as well: a message comes back with its headers in the order they had.
+        # The order counts too, because readers get the headers in the publisher's order.
         if not each or list(each) != names:
             return _nested(headers)
         for values in each.values():
@@ -259,7 +259,7 @@ def _nested(headers: Sequence[Headers | None]) -> HeaderColumns:
 
 
 def join_headers(parts: Sequence[tuple[AnyHeaders | None, int]]) -> AnyHeaders | None:
-    """Headers of all ``parts``, one after another, each given with its number of messages."""
+    """Join ``parts``, each given with its number of messages."""
     found = [headers for headers, _ in parts if headers is not None]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Many messages to publish, in columns: what a batch becomes once, at the edge."""
+"""Many messages to publish, in columns. The edge converts each batch once."""
 
 import itertools
 from collections import defaultdict
@@ -16,12 +16,12 @@ _T = TypeVar("_T")
 
 
 class MessageBatch(msgspec.Struct, array_like=True, gc=False):
-    """Messages to publish, already interpreted (as :class:`PublishMessage` is).
+    """Messages to publish whose headers are interpreted, as in :class:`PublishMessage`.
 
-    ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them. ``ids``
-    holds a text per message (empty: it has no id) or is None when none has an id; ``expected`` is
-    keyed by the message's position, and so are ``rollups`` and ``ttls`` (ns, or TTL_NEVER).
-    ``atomic``: all messages or none.
+    ``subject_index`` (u32[n]) points into the distinct ``subjects``. ``ids`` has a text for each
+    message, empty if it has no id; it is None if no message has an id. The keys of ``expected``,
+    ``rollups`` and ``ttls`` (ns, or TTL_NEVER) are positions of messages. If ``atomic``, all
+    messages are stored or none.
     """
 
     subjects: list[str]
@@ -69,11 +69,11 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         return self.columns.count
 
     def sizes(self) -> I64Array:
-        """About the bytes of each message: headers and payload, and as many as any subject has."""
+        """Return roughly the bytes of each message: headers, payload, and the longest subject."""
         return self.columns.sizes() + self._subject_size()
 
     def size(self) -> int:
-        """The sum of :meth:`sizes`."""
+        """Return the sum of :meth:`sizes`."""
         return self.columns.size() + self.count * self._subject_size()
 
     def _subject_size(self) -> int:
@@ -82,7 +82,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         return max(len(subject.encode()) for subject in self.subjects)
 
     def slice(self, start: int, stop: int) -> "MessageBatch":
-        """The messages from position ``start`` up to ``stop``."""
+        """Return the messages from position ``start`` up to ``stop``."""
         if stop - start == self.count:
             return self
         subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[start:stop])
@@ -97,7 +97,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         )
 
     def select(self, positions: I64Array) -> "MessageBatch":
-        """The messages at ``positions`` (ascending) alone, as one batch."""
+        """Return the messages at ``positions`` (ascending) as one batch."""
         subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[positions])
         return MessageBatch(
             subjects,
@@ -113,7 +113,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
 
 def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
     """Return the distinct subjects, and for each message the index (u32) of its own."""
-    # Mostly there is one subject. The last one tells most other batches from those.
+    # Most batches have one subject. Comparing the first and last finds most others at once.
     if subjects and subjects[-1] == subjects[0] and subjects.count(subjects[0]) == len(subjects):
         return [subjects[0]], bytes(4 * len(subjects))
     table: defaultdict[str, int] = defaultdict(itertools.count().__next__)
@@ -122,7 +122,7 @@ def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
 
 
 def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], bytes]:
-    """The subjects of all ``parts`` and one index into them, of each part's own (u32)."""
+    """Join ``parts``, each with its distinct subjects and their index (u32), into one such pair."""
     table: dict[str, int] = {}
     joined = [
         np.array([table.setdefault(one, len(table)) for one in subjects], np.uint32)[as_u32(index)]
@@ -132,7 +132,7 @@ def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], 
 
 
 def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
-    """All messages of ``parts``, one part after another."""
+    """Return all messages of ``parts``, one part after another."""
     if len(parts) == 1:
         return parts[0]
     expected: dict[int, Expected] = {}
@@ -160,7 +160,7 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
 
 
 def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
-    """Those of the subjects that ``index`` points to, and the index into them."""
+    """Return the ``subjects`` that ``index`` points to, and the same index into these."""
     used = np.zeros(len(subjects), np.bool_)
     used[index] = True
     if used.all():
@@ -170,7 +170,7 @@ def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32A
 
 
 def _selected(asked: dict[int, _T] | None, positions: I64Array) -> dict[int, _T] | None:
-    """Those of the messages at ``positions``, by their place among them."""
+    """Return the values of the messages at ``positions``, under their new positions."""
     if asked is None:
         return None
     found = ((at, asked.get(position)) for at, position in enumerate(positions.tolist()))
@@ -178,7 +178,7 @@ def _selected(asked: dict[int, _T] | None, positions: I64Array) -> dict[int, _T]
 
 
 def _moved(asked: dict[int, _T] | None, start: int, stop: int, by: int) -> dict[int, _T] | None:
-    """Those of the messages from ``start`` up to ``stop``, their positions moved ``by``."""
+    """Return the values of the messages from ``start`` up to ``stop``; add ``by`` to positions."""
     if asked is None:
         return None
     return {at + by: one for at, one in asked.items() if start <= at < stop} or None

@@ -1,12 +1,12 @@
-"""Which messages of columns are sealed, and the form that their content has then.
+"""Sealed content in columns: which messages are sealed, and in which form.
 
-The payload of such a message is a *cell*: the nonce (12 B), the ciphertext of the message's plain
-cell, and the tag (16 B). The plain cell holds the headers too::
+The payload of a sealed message is a *cell*: the nonce (12 B), the ciphertext of the message's plain
+cell, and the tag (16 B). The plain cell contains the headers too::
 
     u32 header_bytes | headers as msgpack | payload
 
-Of a message without content the cell is empty, and there is nothing to seal. Columns with seals
-have no other headers. What a message counts for limits is what its plain content counts.
+A message without content has an empty cell and is not sealed. Columns with seals have no other
+headers. The size of a message for limits is that of its plain content.
 """
 
 import struct
@@ -23,7 +23,7 @@ from contrail_common.texts import I64Array, as_u32
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
 CELL_OVERHEAD: Final = NONCE_BYTES + 4 + TAG_BYTES
-"""How much longer than payload and headers a sealed cell is."""
+"""Bytes by which a sealed cell is longer than the payload and the encoded headers."""
 NOT_SEALED: Final = 0
 _HEAD: Final = struct.Struct("<I")
 _encode_headers: Final = msgspec.msgpack.Encoder().encode
@@ -31,47 +31,47 @@ _headers_decoder: Final = msgspec.msgpack.Decoder(Headers)
 
 
 class ContentSealedError(ValueError):
-    """Content is asked for that has not been opened."""
+    """The content of a message was requested while it is sealed."""
 
 
 class CellBrokenError(ValueError):
-    """A plain cell does not hold a message."""
+    """The bytes of a plain cell are not valid."""
 
 
 class Seals(msgspec.Struct, array_like=True, gc=False):
-    """Of each message the key that seals it (u64, NOT_SEALED: none) and its plain size (u32)."""
+    """For each message, the id of its key (u64; NOT_SEALED if none) and its plain size (u32)."""
 
     keys: bytes
     sizes: bytes
 
     @classmethod
     def of(cls, keys: Sequence[int], sizes: I64Array) -> "Seals":
-        """Seals of messages with these ``keys`` and plain ``sizes`` in bytes."""
+        """Return the seals of messages with these ``keys`` and plain ``sizes`` in bytes."""
         return cls(np.array(keys, np.uint64).tobytes(), sizes.astype(np.uint32).tobytes())
 
     @property
     def key_ids(self) -> NDArray[np.uint64]:
-        """The key of each message."""
+        """The id of each message's key."""
         return np.frombuffer(self.keys, np.uint64)
 
     def plain_sizes(self) -> I64Array:
-        """What each message counts."""
+        """Return each message's bytes for limits."""
         return as_u32(self.sizes).astype(np.int64)
 
     def is_sound(self, count: int) -> bool:
-        """Whether there is a key and a size for each of ``count`` messages."""
+        """Return True if there is a key and a size for each of ``count`` messages."""
         return len(self.keys) == 8 * count and len(self.sizes) == 4 * count
 
     def slice(self, start: int, stop: int) -> "Seals":
-        """Those of the messages from ``start`` up to ``stop``."""
+        """Return the seals of the messages from ``start`` up to ``stop``."""
         return Seals(self.keys[8 * start : 8 * stop], self.sizes[4 * start : 4 * stop])
 
     def select(self, positions: I64Array) -> "Seals":
-        """Those of the messages at ``positions``."""
+        """Return the seals of the messages at ``positions``."""
         return Seals(self.key_ids[positions].tobytes(), as_u32(self.sizes)[positions].tobytes())
 
     def only(self, kept: NDArray[np.bool_]) -> "Seals":
-        """The same where ``kept``; of the others nothing is sealed, and they count nothing."""
+        """Return a copy in which messages that are not ``kept`` are not sealed and have size 0."""
         keys, sizes = self.key_ids.copy(), as_u32(self.sizes).copy()
         keys[~kept] = NOT_SEALED
         sizes[~kept] = 0
@@ -79,12 +79,12 @@ class Seals(msgspec.Struct, array_like=True, gc=False):
 
 
 def join_seals(parts: Sequence[Seals]) -> Seals:
-    """Those of all ``parts``, one part after another."""
+    """Return the seals of all ``parts``, one part after another."""
     return Seals(b"".join([part.keys for part in parts]), b"".join([part.sizes for part in parts]))
 
 
 def plain_cell(headers: Headers | None, payload: bytes) -> bytes:
-    """What is sealed of a message; empty when it has neither headers nor payload."""
+    """Return the content of a message as it is sealed; empty without headers and payload."""
     if not headers:
         return _HEAD.pack(0) + payload if payload else b""
     encoded = _encode_headers(headers)
@@ -92,7 +92,7 @@ def plain_cell(headers: Headers | None, payload: bytes) -> bytes:
 
 
 def content_of(cell: bytes) -> tuple[Headers | None, bytes]:
-    """Headers and payload out of a plain cell; raises CellBrokenError."""
+    """Return headers and payload of a plain cell; raise CellBrokenError if it is invalid."""
     if not cell:
         return None, b""
     if len(cell) < _HEAD.size:

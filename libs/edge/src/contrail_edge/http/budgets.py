@@ -6,6 +6,7 @@ from typing import Final, Protocol
 _SMALL_BYTES: Final = 64 << 10
 """Bytes of bodies that a connection may always hold while the budget has that much left."""
 _SHARE: Final = 4
+"""A larger body may hold one in this many of the bytes that are left."""
 _UNTRACKED_BYTES: Final = 8 << 10
 """Unread bytes of one connection up to which it is not tracked."""
 
@@ -26,6 +27,8 @@ class BodyBudget:
         """Count ``count`` bytes for a connection that holds ``own``; False above its share."""
         left = self.bytes_max - self.held
         wanted = own + count
+        # What the connection already holds is part of what it may share in. Otherwise a body would
+        # be refused in the middle, only because of its first half.
         if count > left or (wanted > _SMALL_BYTES and wanted > (left + own) // _SHARE):
             return False
         self.held += count
@@ -78,6 +81,7 @@ class UnreadBudget:
                 return
             known = 0
         elif unread < known + count:
+            # It has read some since the last look, so it is inserted again, at the end.
             del self._senders[sender]
         self._senders[sender] = unread
         self.held += unread - known
@@ -99,6 +103,8 @@ class UnreadBudget:
                     self.held += unread
 
     def _cut(self) -> None:
+        # The first round spares those within their share. Only if many of them hold more together
+        # than the limit, the second round ends some of them.
         for share in (self._share, 0):
             for sender, unread in list(self._senders.items()):
                 if self.held <= self.bytes_max:

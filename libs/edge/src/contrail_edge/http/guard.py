@@ -28,6 +28,8 @@ class Guard:
         self._hosts = settings.allowed_hosts
         self._origins = settings.allowed_origins
         self._token = None if settings.token is None else settings.token.encode()
+        # Values of Host that were allowed before, so that most requests need one look-up. Bounded,
+        # because a client can invent any number of them by the port.
         self._good_hosts: set[bytes] = set()
 
     def check(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from contrail_common.errors import ApiError
 from contrail_edge.http.responses import Header
 from contrail_edge.http.settings import EdgeSettings
 
-_LINE_OVERHEAD: Final = 4
+_LINE_OVERHEAD: Final = 4  # the colon, the space and the line break
 _CHUNKED: Final = b"chunked"
 _NEVER_OF_ONE_CONNECTION: Final = frozenset(
     {
@@ -66,6 +66,7 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Edge
         raise too_long_target(limits)
     if size > limits.head_bytes_max or len(headers) > limits.head_lines_max:
         raise too_large_head(limits)
+    # The guard would check one of several, and a proxy in front may have used another.
     if len(hosts) != 1:
         raise bad_request("exactly one Host header is required")
     if codings:
@@ -86,6 +87,9 @@ def _check_connection(value: bytes) -> None:
 
 def _check_codings(codings: Sequence[bytes], version: str) -> None:
     """Accept only ``chunked`` (RFC 9112, section 6.1); no other coding is supported."""
+    # A proxy in front that finds another end would take a part of this body for the next request,
+    # or the next request for a part of this body. The parser itself refuses a second
+    # Content-Length, and one beside a Transfer-Encoding.
     if codings[-1] != _CHUNKED or codings.count(_CHUNKED) > 1 or version == "1.0":
         raise bad_request("the Transfer-Encoding does not determine where the body ends")
     if len(codings) > 1:

@@ -242,6 +242,7 @@ class Request:
         """
         state = self.state
         if state.waiting >= state.waiting_max:
+            # Python warns of a coroutine that is neither awaited nor closed.
             work.close()
             raise ApiError(errors.TOO_MANY_WAITERS, applied=False)
         state.waiting += 1

@@ -68,10 +68,13 @@ class FrameReader:
 
     def _frame_at(self, data: bytes, at: int) -> tuple[int, int]:
         """Return start (0: not known yet) and size of the content of the frame at ``at``."""
+        # The second byte, which says how long the head is, has not arrived.
         if len(data) - at == 1:
             return 0, 0
         first, second = data[at], data[at + 1]
         if not second & MASKED or first & _OPCODE not in _OPCODES:
+            # Masks keep a page from choosing the bytes that a proxy on the way sees (RFC 6455,
+            # 10.3).
             return at + 2, _ALL  # the library refuses it, and no frame follows
         size = second & ~MASKED
         head = at + _HEAD_BYTES.get(size, 2)
@@ -82,6 +85,8 @@ class FrameReader:
         return head + _MASK_BYTES, size
 
     def _is_plain(self, first: int, size: int) -> bool:
+        # The library has to see, in order to refuse it, each frame that is too large, comes between
+        # the fragments of another message, or follows a close frame.
         wire = self._wire
         assert wire.max_message_size is not None
         return (

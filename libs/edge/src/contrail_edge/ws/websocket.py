@@ -154,7 +154,7 @@ class EdgeSocket(asyncio.Protocol):
         self._writable.set()
         self._heard = True  # bytes have arrived since the last look for life
         self._pinged = False  # the last look for life sent a ping
-        self._ended = False  # closing or closed; the handler was told
+        self._ended = False  # closing or closed; the handler was notified
         self._deaf = False  # arriving bytes are dropped
         self._watch: asyncio.TimerHandle | None = None  # the next look for life
         self._cut: asyncio.TimerHandle | None = None  # aborts a peer that does not close
@@ -204,8 +204,11 @@ class EdgeSocket(asyncio.Protocol):
             self._wire.send_close(code, text)
             self._put(self._wire.data_to_send())
         else:
+            # After a violation the library is closing already, and would send a code of its own.
             self._put([Frame(Opcode.CLOSE, Close(code, text).serialize()).serialize(mask=False)])
         self._flush()
+        # The close frame is behind everything that this peer has not read yet. Give it time to get
+        # there, or it would not learn why it was closed.
         unread = code == CloseCode.SLOW_CONSUMER
         self._leave(_UNREAD_LINGER_S if unread else self._settings.linger_s)
 
@@ -261,6 +264,7 @@ class EdgeSocket(asyncio.Protocol):
             self._counts.frames_in += 1
             left = self._handler.received(message)
             if left is not None:
+                # The message stays in memory until the work is done, so it still counts.
                 self._working_bytes = len(message)
                 yield from left
                 self._working_bytes = 0
@@ -405,6 +409,7 @@ class EdgeSocket(asyncio.Protocol):
             return
         self._counts.frames_out += 1
         self._put([frame_head(self._opcode, len(message)), message])
+        # A long queue would be joined in one step, and would be invisible to `unread_bytes_max`.
         if self._queued > _PACED_BYTES:
             self._flush()
 
@@ -463,6 +468,7 @@ class EdgeSocket(asyncio.Protocol):
     # Life ----------------------------------------------------------------------------------------
     def _look_for_life(self) -> None:
         """Ping a silent peer. If it was pinged before and is still silent, it is dead."""
+        # While reading is paused, silence says nothing about the peer.
         silent = not self._heard and not self._paused and not self.busy
         if silent and self._pinged:
             self._watch = after_a_look(self._loop, self._end_silent)
