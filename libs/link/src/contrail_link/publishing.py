@@ -19,6 +19,8 @@ async def publish(link: PublishLink, stream: str, content: PublishContent) -> Pu
             return outcome
         if refused_at_s is None:
             refused_at_s = asyncio.get_running_loop().time()
+        # Only a refusal without effect is sent again. After an unknown outcome, that is the
+        # caller's choice, who knows whether the messages have ids.
         if not await link.may_retry(outcome, refused_at_s):
             raise outcome
 

@@ -33,7 +33,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    # Setting one ends the adapting of both.
+    # glibc adapts both parameters by itself until one of them is set, so set both.
     return all(
         mallopt(parameter, value)
         for parameter, value in (

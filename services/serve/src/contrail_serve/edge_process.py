@@ -48,12 +48,12 @@ _GATEWAY: Final = _Kind("gateway", contrail_gateway.edge_module, contrail_api.ed
 
 
 async def serve_api(settings: EdgeProcessSettings) -> bool:
-    """Run an api; always return True, because storage and peers may stop and start meanwhile."""
+    """Run an api. Always returns True, because an api survives the end of storage and peers."""
     return await _serve(settings, _API)
 
 
 async def serve_gateway(settings: EdgeProcessSettings) -> bool:
-    """Run a gateway; always return True, as :func:`serve_api`."""
+    """Run a gateway. Always returns True, as :func:`serve_api` does."""
     return await _serve(settings, _GATEWAY)
 
 
@@ -62,7 +62,7 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
         edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
-        # Storage gives up first, and knows better what it says.
+        # Storage knows more about the reason, so let it give up first.
         limits = LinkLimits(call_s=settings.publish_timeout_s + _LINK_LATER_S)
         key = derived_key(settings.cluster_secret, LINK_LABEL)
         storage = RemoteLink(settings.storage, key, limits)

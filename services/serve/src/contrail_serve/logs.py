@@ -64,7 +64,7 @@ def _take_over(shared: list[Processor], rendering: list[Processor], level: int) 
 
 
 def name_request(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Add the id of the request, and of its trace when it has one."""
+    """Add the id of the current request, and of its trace if it has one."""
     context = current_context()
     if context is not None:
         event["request_id"] = context.request_id.decode("ascii")

@@ -1,4 +1,4 @@
-"""The server commands: settings in, exit status out."""
+"""The server commands: each takes settings and returns an exit status."""
 
 import importlib
 import sys

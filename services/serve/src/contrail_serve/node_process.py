@@ -48,7 +48,7 @@ _log: Final = structlog.get_logger("contrail.serve")
 
 
 async def serve(settings: ServeSettings) -> bool:
-    """Run all services in one process, joined by direct calls; False when the node has failed."""
+    """Run all services in one process, joined by direct calls; return False if the node failed."""
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
@@ -171,7 +171,7 @@ def _check_ack_key(settings: ServeSettings) -> None:
 
 
 def _kept_ack_key(settings: ServeSettings) -> bytes:
-    """Return the key that signs ack tokens. It is created at the first start, beside the data.
+    """Return the key that signs ack tokens. It is created at the first start, in the data folder.
 
     If it cannot be written, only this process has it: its tokens become invalid at a restart.
     """
@@ -185,6 +185,6 @@ def _kept_ack_key(settings: ServeSettings) -> bytes:
         write_node_file(files, path, key)
         path.chmod(0o600)
     except OSError as error:
-        # A node on a full disk serves reads, and recovers by itself. It must not end for this.
+        # A node on a full disk serves reads and recovers by itself, so this must not end it.
         _log.warning("ack_key_not_kept", error=str(error))
     return key

@@ -30,7 +30,7 @@ class StartError(Exception):
 
 
 class StoppedEarlyError(Exception):
-    """The process was told to stop while it started, and has released all resources."""
+    """The process was asked to stop while it started, and has released all resources."""
 
 
 def stop_signal() -> asyncio.Event:
@@ -104,7 +104,8 @@ async def serve_http(
     server = make_server(app, edge, [listener])
     serving = asyncio.ensure_future(server.serve())
     await _first_of(serving, server.running.wait())
-    # What is alive now lives as long as the process: the collector need not look at it again.
+    # Objects that exist now live as long as the process. Freezing them spares the collector, whose
+    # full runs would hold the event loop for much longer.
     gc.collect()
     gc.freeze()
     url = f"http://{authority(listener)}"

@@ -1,4 +1,4 @@
-"""Settings of the server processes, checked once, with a sentence for each mistake."""
+"""Settings of the server processes. They are checked once, with a clear message for each error."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -56,14 +56,14 @@ Address = tuple[str, int]
 
 
 class SettingsError(Exception):
-    """A setting is wrong; the text says which and why."""
+    """A setting is invalid; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """What every process has: its name, where it answers HTTP, who may call, how it logs.
+    """Settings of every process: its name, its HTTP address, its callers, its logs.
 
-    ``publish_timeout_s`` is how long a caller waits for the disk.
+    ``publish_timeout_s`` is the time for which a caller waits for the disk.
     """
 
     node: str
@@ -82,11 +82,11 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings(ProcessSettings):
-    """What a process with a storage node has: its folder, and the keys that encrypt it (or none).
+    """Settings of a process with a storage node: its data folder and encryption keys, if any.
 
-    ``encryption_key_file`` is where the keys came from, unless they came from the environment.
-    ``memory_max_bytes`` bounds the streams in memory. ``accept_data_loss`` opens a damaged folder.
-    ``max_clock_jump_s`` is how far the wall clock may be ahead at a start.
+    ``encryption_key_file`` is the file of the keys; None if they came from the environment.
+    ``memory_max_bytes`` limits all streams in memory. ``accept_data_loss`` opens a damaged folder.
+    ``max_clock_jump_s`` limits how far the wall clock may be ahead at a start.
     """
 
     data_dir: Path
@@ -99,11 +99,11 @@ class NodeSettings(ProcessSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings(NodeSettings):
-    """Effective settings of one process that serves everything."""
+    """Effective settings of ``contrail serve``, the process with all services."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
-        """Check ``values`` (names as on the command line, with underscores); SettingsError."""
+        """Check ``values``, named like the flags, with underscores. Raises SettingsError."""
         given = _given(values, _COMMON | _DATA)
         return cls(**_common(given, "n1", DEFAULT_PORT), **_data(given))
 
@@ -195,7 +195,7 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is reachable from this machine alone."""
+    """Return True if ``host`` is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -205,7 +205,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_address(text: str) -> Address:
-    """``host:port`` (an IPv6 host in brackets) as a pair; SettingsError."""
+    """Return host and port of ``host:port`` (an IPv6 host in brackets). Raises SettingsError."""
     host, separator, port = text.rpartition(":")
     host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
     if not (host and separator and port.isascii() and port.isdigit()):
@@ -227,7 +227,7 @@ def _listed(given: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _origins(given: Mapping[str, Any]) -> frozenset[str]:
-    """Origins as browsers send them: lower-case, without a path."""
+    """Return origins as browsers send them: in lower case, without a path."""
     origins = [one.lower().removesuffix("/") for one in _listed(given, "allowed_origins")]
     for one in origins:
         parts = urlsplit(one)
@@ -264,7 +264,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_encryption_keys(path: Path) -> tuple[bytes, ...]:
-    """The node keys in a file, the current one first; SettingsError."""
+    """Return the keys in a file, the current one first. Raises SettingsError."""
     return _encryption_keys(_read(path, "encryption key file"), str(path))
 
 
@@ -298,7 +298,7 @@ def _cluster_secret(given: Mapping[str, Any]) -> bytes:
 
 
 def _file(given: Mapping[str, Any], name: str) -> Path | None:
-    """The path that a setting names; an empty one would be the current folder."""
+    """Return the path in a setting. An empty text is refused: it would be the current folder."""
     path = given.get(name)
     if path is None:
         return None
@@ -328,7 +328,7 @@ def _number(given: Mapping[str, Any], name: str, default: int, low: int, high: i
 
 
 def _duration_s(given: Mapping[str, Any], name: str, default: str, low: str, high: str) -> float:
-    """A duration such as ``30s``, in seconds."""
+    """Return a duration such as ``30s`` in seconds."""
     value = given.get(name, default)
     try:
         duration_ns = parse_duration(value if isinstance(value, str) else "")

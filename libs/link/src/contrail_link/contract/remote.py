@@ -1,4 +1,4 @@
-"""How a method of the link travels between processes: stated where the method is declared.
+"""The declaration of how a method of the link is called in another process.
 
 The TCP client and server take names, argument types and result types from the declaration itself.
 """
@@ -13,7 +13,7 @@ _MARK: Final = "__remote__"
 
 
 class OnLoss(Enum):
-    """What becomes of a request that was sent when its connection ended."""
+    """The outcome of a request that was sent and not answered before its connection ended."""
 
     REPEAT = "safe to repeat: the request changes nothing"
     REFUSE = "safe to refuse: storage undoes it, or delivers its messages again"

@@ -1,4 +1,4 @@
-"""The client's connection to storage, with its open requests; a lost connection is made again."""
+"""The client's connection to storage, with its open requests. It reconnects after a loss."""
 
 import asyncio
 import itertools
@@ -201,6 +201,7 @@ class Channel:
                 lambda: ClientConnection(self, ClientHandshake(self._key, _nonce())), host, port
             )
             try:
+                # Done with the first pulse, after both ends have proved that they know the secret.
                 await connection.opened
             except BaseException:
                 connection.fail("gave up")
@@ -215,6 +216,7 @@ class Channel:
         while not connection.lost:
             await asyncio.wait([connection.closed], timeout=self.limits.pulse_s)
             now = loop.time()
+            # The same tick expires requests, so that none of them needs a timer of its own.
             connection.pulse(now)
             self._expire(now)
 
@@ -246,6 +248,8 @@ class Channel:
         connection = self._connection
         if connection is None:
             raise self.away()
+        # Everything that can refuse comes before the request is registered: a refusal is without
+        # effect.
         self._check_bounds(method, len(body))
         number = self._next_number()
         deadline = connection.now() + timeout_s
@@ -258,6 +262,7 @@ class Channel:
         value = min(round(timeout_s * _MS), frames.VALUE_MAX)
         context = current_context()
         if context is not None:
+            # The next frame of this connection must be the request: storage keeps one context.
             connection.send(frames.CONTEXT, number, body=context.encode())
         connection.send(frames.REQUEST, number, method=method.number, value=value, body=body)
         return number
@@ -278,6 +283,7 @@ class Channel:
             if late is not None:
                 self._left[number] = late
                 if len(self._left) > _LEFT_MAX:
+                    # Storage does not answer a request that it has cancelled, so its entry is left.
                     del self._left[next(iter(self._left))]
 
     def give_credit(self, number: int, count: int) -> None:
@@ -298,6 +304,8 @@ class Channel:
     def _next_number(self) -> int:
         while True:
             number = next(self._numbers) & frames.VALUE_MAX
+            # Numbers begin again after 2^32. A long stream may still have an old one, and 0 is no
+            # request.
             if number and number not in self._pending and number not in self._left:
                 return number
 
@@ -323,6 +331,7 @@ class Channel:
     def _expire(self, now: float) -> None:
         overdue = [number for number, one in self._pending.items() if now > one.deadline]
         for number in overdue:
+            # Cancel first: storage may still answer, and this caller must hear nothing after that.
             pending = self._pending[number]
             self.cancel(number)
             self._fail(pending, LinkLostError("storage did not answer in time"))
@@ -346,6 +355,7 @@ class Channel:
                 if pending.stream is None:
                     self._take(frame.request)
                 else:
+                    # The stream has begun, so its reader decides how long it takes.
                     pending.deadline = math.inf
                 pending.caller.answered(frame.body)
             elif (late := self._left.pop(frame.request, None)) is not None:
@@ -392,7 +402,7 @@ class ClientConnection(FramedConnection):
             self.opened.set_result(None)
 
     def on_lost(self, reason: str) -> None:
-        """Fail the attempt to connect, and tell the channel."""
+        """Fail the attempt to connect, and notify the channel."""
         if not self.opened.done():
             if self._hello.proof_sent and not self._hello.done:
                 reason = "storage refused the cluster secret, or shut down"

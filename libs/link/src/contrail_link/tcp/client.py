@@ -113,6 +113,7 @@ class RemoteLink:
 
     def readiness(self) -> dict[str, str]:
         """Return why the link or storage is not ready; storage reports once a second."""
+        # Either connection may be lost alone, and its methods with it.
         for channel in (self._calls, self._streams):
             if not channel.up:
                 return {"storage link": f"down: {channel.why}"}
@@ -142,6 +143,7 @@ class RemoteLink:
                 call.begin(method, body, timeout_s)
                 return method.result.decode(await call.result())
             except LinkLostError as lost:
+                # Storage may have received the request before the connection ended.
                 if on_loss is OnLoss.UNKNOWN:
                     raise ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {lost}") from None
                 failed_at_s = failed_at_s or _now_s()
@@ -167,6 +169,8 @@ class RemoteLink:
                     raise _interrupted(lost) from None
             except ApiError as error:
                 failed_at_s = failed_at_s or _now_s()
+                # While the connection is up, storage itself has refused; then the answer would be
+                # the same again.
                 if error.spec is not errors.NOT_READY or self._streams.up:
                     raise
                 if not await _up_again(self._streams, failed_at_s):
@@ -227,6 +231,7 @@ class _Call:
         try:
             return await self._done
         except asyncio.CancelledError:
+            # The result arrived in the pass of the event loop that cancelled the caller.
             if self._late is not None and _has_result(self._done):
                 self._late(self._done.result())
             self._channel.cancel(self._number, self._late)
@@ -255,6 +260,7 @@ class _Publish:
         try:
             outcome: PublishOutcome = methods.PUBLISH.result.decode(body)
         except msgspec.DecodeError as error:
+            # Storage of another version has answered. It may well have stored the messages.
             outcome = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
         self._done(outcome)
 
@@ -300,6 +306,8 @@ class ChunkStream(AsyncIterator[bytes]):
             await self._news
         piece = self._pieces.popleft()
         self._taken += len(piece)
+        # Half a window at a time: a frame for each piece would cost more, and a whole window would
+        # leave storage without credit while the frame is on its way.
         if 2 * self._taken >= self._window and not self._complete:
             self._channel.give_credit(self._number, self._taken)
             self._taken = 0

@@ -47,7 +47,7 @@ class FramedConnection(asyncio.Protocol):
         # Aborts a handshake that takes too long.
         self._handshake_timer: asyncio.TimerHandle
 
-    # What the ends do ----------------------------------------------------------------------------
+    # Callbacks of the ends -----------------------------------------------------------------------
     def on_open(self) -> None:
         """Begin to use the connection: the handshake is done."""
         raise NotImplementedError

@@ -84,6 +84,8 @@ class FrameReader:
         self._need = HEAD_BYTES
         while end - at >= HEAD_BYTES:
             size, kind, method, request, value = _HEAD.unpack_from(data, at)
+            # Checked before the body arrives: a wrong size would make the reader buffer up to 4
+            # GiB.
             if size > self._body_bytes_max or kind not in _KINDS:
                 raise FrameError(f"a frame of kind {kind} with {size} bytes")
             stop = at + HEAD_BYTES + size

@@ -54,6 +54,8 @@ class Handshake:
             answer += self._proceed(given)
         if self.done:
             self.rest, self._read = self._read, b""
+        # Fail at the first wrong byte. A stranger, such as an HTTP client, may send fewer bytes
+        # than the handshake awaits, and would wait until the handshake times out.
         elif not self._magic_checked and not MAGIC.startswith(self._read[: len(MAGIC)]):
             raise HandshakeError("the peer does not speak this protocol")
         return answer
@@ -85,6 +87,8 @@ class ServerHandshake(Handshake):
     def _proceed(self, given: bytes) -> bytes:
         given = self._take_magic(given)
         client_nonce, proof = given[:NONCE_BYTES], given[NONCE_BYTES:]
+        # In constant time, so that the time of a refusal does not show how much of a guess is
+        # right.
         if not hmac.compare_digest(proof, self._proof(_CLIENT, self._nonce, client_nonce)):
             raise HandshakeError("the peer has a different cluster secret")
         self.done = True

@@ -79,6 +79,7 @@ class LinkServer:
         Waits at most ``grace_s`` for them.
         """
         self.stopping = True
+        # No new connections and no more pulses; `leave` sends the last readiness.
         self._server.close()
         self._pulse.cancel()
         for connection in list(self.connections):
@@ -258,6 +259,8 @@ class ServerConnection(FramedConnection):
         """Send the pulse, and refuse overdue waits; called once a second."""
         overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
         for work in list(self._works.values()):
+            # Only waits end by themselves. A change that has begun must run to its end and report
+            # it.
             if work.method.may_wait and now > work.deadline:
                 work.cancel(overdue)
         self.pulse(now, status)
@@ -296,6 +299,7 @@ class ServerConnection(FramedConnection):
 
     def _begin(self, frame: Frame) -> None:
         method = METHODS.get(frame.method)
+        # The client could not tell the answers of two requests with one number apart.
         if method is None or frame.request in self._works:
             raise FrameError(f"method {frame.method}, request {frame.request}")
         arguments = method.arguments.decode(frame.body)
@@ -330,6 +334,7 @@ class ServerConnection(FramedConnection):
     def _refusal(self, method: Method[Any]) -> ApiError | None:
         if self._owner.stopping:
             return ApiError(errors.SHUTTING_DOWN, applied=False)
+        # There is no such refusal for the others: above their limit, `_regulate` stops reading.
         if method.may_wait and self.waits >= self.limits.waits_max:
             return ApiError(errors.OVERLOADED, "too many requests are waiting", applied=False)
         return None
@@ -354,6 +359,8 @@ class ServerConnection(FramedConnection):
             self._end(work)
 
         try:
+            # Storage trusts the columns of a batch. It would find an error in them only when it applies
+            # the entry, which must not fail.
             if isinstance(content, MessageBatch) and not _is_sound(content):
                 raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
             self._link.publish_then(stream, content, done)
@@ -400,6 +407,7 @@ class ServerConnection(FramedConnection):
         """Send a chunk within the credit, in pieces, so that answers do not wait long for it."""
         size = self.limits.chunk_bytes
         for at in range(0, len(chunk), size):
+            # A piece may exceed the credit: it is bounded, and the rest waits for more credit.
             while work.credit <= 0 or not self.writable:
                 await self._more_credit(work)
             piece = chunk[at : at + size]
@@ -420,6 +428,7 @@ class ServerConnection(FramedConnection):
 
     def _answer(self, work: Work, body: bytes) -> None:
         if len(body) > self.limits.frame_bytes_max:
+            # The client would end the connection, and fail all other requests on it.
             self._refuse(work, ApiError(errors.OVERLOADED, "the answer is too large"))
         else:
             self.send(frames.RESULT, work.request, body=body)

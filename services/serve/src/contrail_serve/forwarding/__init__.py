@@ -1,1 +1,1 @@
-"""Forwarding: what another kind of process serves is asked of one, and its answer passed on."""
+"""Forwarding: requests that another kind of process serves, and their answers."""

@@ -13,7 +13,7 @@ _READ_AHEAD: Final = 256 << 10
 _READ_AGAIN: Final = 64 << 10
 _CONTINUE: Final = 100
 _FINAL: Final = 200
-"""Answers with a lower status only announce another one (RFC 9110, section 15.2)."""
+"""An answer with a lower status is followed by another one (RFC 9110, section 15.2)."""
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
@@ -43,36 +43,36 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the request under way."""
+        """Fail the current request."""
         self.lost = True
         self._writable.set()
         if self._exchange is not None:
             self._exchange.cut()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the answer; bytes that belong to none end the connection."""
+        """Feed the current answer; without one, end the connection, as its peer is out of step."""
         if self._exchange is None:
             self.abort()
         else:
             self._exchange.feed(data)
 
     def pause_writing(self) -> None:
-        """The peer reads slower than we write."""
+        """Make ``send`` wait, because the peer reads more slowly than this process writes."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The peer has caught up."""
+        """Let ``send`` go on, because the peer has read enough."""
         self._writable.set()
 
     @property
     def usable(self) -> bool:
-        """Whether another request can be sent."""
+        """True if a request can be sent."""
         return not self.lost and not self._transport.is_closing()
 
     def begin(
         self, head: bytes, body: bytes, unread: UnreadBudget, *, head_only: bool
     ) -> "Exchange":
-        """Send a request; with ``body`` the whole of it, else it follows in pieces."""
+        """Send the head of a request, with its whole ``body`` or with b"" if pieces follow."""
         self._exchange = Exchange(self, unread, head_only=head_only)
         self._transport.write(head + body if body else head)
         return self._exchange
@@ -90,11 +90,11 @@ class PeerConnection(asyncio.Protocol):
         await self.send(b"%x\r\n%b\r\n" % (len(piece), piece))
 
     async def end_chunks(self) -> None:
-        """Send the mark behind the last chunk."""
+        """Send the mark after the last chunk."""
         await self.send(_LAST_CHUNK)
 
     def set_reading(self, wanted: bool) -> None:
-        """Read on, or let the peer wait."""
+        """Resume or pause reading. While it is paused, TCP slows down the peer."""
         if not self.usable:
             return
         if wanted:
@@ -103,22 +103,22 @@ class PeerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def finished(self) -> None:
-        """The request under way is over."""
+        """Note that the current answer is complete."""
         self._exchange = None
         self.used = True
 
     def abort(self) -> None:
-        """End the connection: its peer learns that nobody waits for the answer."""
+        """End the connection at once, so that the peer stops working on the request."""
         if not self.lost:
             self._transport.abort()
 
 
 class _LeftOverError(Exception):
-    """Stops the parser: the peer goes on behind the end of its answer."""
+    """Stops the parser, because the peer has sent bytes after the end of its answer."""
 
 
 class Exchange:
-    """One answer as it comes. ``head`` is done with its head, or with PeerLostError."""
+    """An answer that is being received. ``head`` is done with its head, or with PeerLostError."""
 
     def __init__(
         self, connection: PeerConnection, unread: UnreadBudget, *, head_only: bool
@@ -128,14 +128,14 @@ class Exchange:
         self.status = 0
         self.headers: list[Header] = []
         self.heard = False
-        """Whether anything of the answer has come."""
+        """True once a byte of the answer has arrived."""
         self.complete = False
         self.keep_alive = False
         self.length: int | None = None
-        """Bytes of the answer's body, when its head tells."""
+        """Bytes of the body, or None if the head does not say."""
         self.head: asyncio.Future[None] = loop.create_future()
         self.go_on: asyncio.Future[None] = loop.create_future()
-        """Done when the peer asks for the body of a request that waits to be asked."""
+        """Done when the peer answers 100 Continue, so that the body can be sent."""
         self._head_only = head_only
         self._unread = unread
         self._parser = httptools.HttpResponseParser(self)
@@ -147,16 +147,16 @@ class Exchange:
 
     # Parser callbacks ----------------------------------------------------------------------------
     def on_message_begin(self) -> None:
-        """The first byte of an answer; nobody has asked for a second one."""
+        """Stop at a second answer, because only one request was sent."""
         if self.complete:
             raise _LeftOverError
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Keep a header."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """The head is complete."""
+        """Keep the status and length of a final answer; skip the head of an interim one."""
         self.status = self._parser.get_status_code()
         if self.status < _FINAL:
             self.headers = []
@@ -169,10 +169,11 @@ class Exchange:
         if not self.head.done():
             self.head.set_result(None)
         if self._head_only:
+            # The parser does not know the method, and would wait for the body that HEAD leaves out.
             self._end()
 
     def on_body(self, piece: bytes) -> None:
-        """A piece of the body."""
+        """Buffer a piece of the body; stop reading while too many bytes are buffered."""
         if self.complete:
             raise _LeftOverError
         self._pieces.append(piece)
@@ -184,7 +185,7 @@ class Exchange:
         self._wake()
 
     def on_message_complete(self) -> None:
-        """The answer is complete, or it only announced one."""
+        """End the exchange, unless this was an interim answer."""
         if self.status >= _FINAL:
             self._end()
 
@@ -196,30 +197,32 @@ class Exchange:
 
     # Connection ----------------------------------------------------------------------------------
     def feed(self, data: bytes) -> None:
-        """Bytes of the answer."""
+        """Take bytes of the answer."""
         self.heard = True
         try:
             self._parser.feed_data(data)
+        # The parser may have stopped in the middle: the connection cannot be trusted with another
+        # answer.
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self.connection.abort()
 
     def cut(self) -> None:
-        """The connection is gone."""
+        """End the exchange, because the connection has ended."""
         if self.complete:
             return
         self._lost = True
         for waited in (self.head, self.go_on):
             if not waited.done():
                 waited.set_exception(PeerLostError())
-                waited.exception()  # whoever does not wait for it misses nothing
+                waited.exception()  # marks it as seen: often nobody waits for it
         self._wake()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes of the answer that wait for the client."""
+        """Return the bytes of the answer that are buffered for the client."""
         return self._held
 
     def abort(self) -> None:
-        """Give the answer up, as its client does not read it."""
+        """Drop the answer, because the client does not read it."""
         self._pieces.clear()
         self._held = 0
         self._lost = True
@@ -227,12 +230,12 @@ class Exchange:
         self._wake()
 
     def forget(self) -> None:
-        """The answer was passed on, or is not wanted."""
+        """Stop counting the answer: it was passed on, or nobody wants it."""
         self._unread.forget(self)
 
     # Reading -------------------------------------------------------------------------------------
     async def next_piece(self) -> bytes | None:
-        """The next piece of the body; None behind the last one."""
+        """Return the next piece of the body, or None after the last one. Raises PeerLostError."""
         while not self._pieces:
             if self._lost:
                 raise PeerLostError

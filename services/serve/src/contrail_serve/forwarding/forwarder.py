@@ -20,7 +20,7 @@ from contrail_serve.forwarding.peers import Peers
 from contrail_serve.forwarding.splice import Splice
 
 _WHOLE_BYTES_MAX: Final = 64 << 10
-"""Bodies up to this size are passed on whole, in one write with their head."""
+"""Bodies up to this size are forwarded in one write with their head."""
 _ANSWER_S: Final = 120.0
 _BODILESS: Final = (204, 304)
 _REPEATABLE: Final = frozenset({"GET", "HEAD"})
@@ -31,8 +31,8 @@ _EVENTS: Final = b"text/event-stream"
 class Forwarder(Collector):
     """Forwards to ``peers``; see :class:`contrail_edge.routing.Elsewhere`.
 
-    A peer that cannot be connected to is passed over. One that is lost after it was asked is asked
-    again, or another one, only when nothing can come of it: reads. Else the outcome is unknown.
+    A peer that refuses connections is skipped. If a connection is lost after a request was sent, a
+    read is sent again, to the same or another peer. The outcome of any other request is unknown.
     """
 
     def __init__(self, peers: Peers) -> None:
@@ -42,12 +42,12 @@ class Forwarder(Collector):
         self._splices: WeakSet[Splice] = WeakSet()
 
     def drain(self) -> None:
-        """End what waits, as this process is about to stop."""
+        """End forwarded waits, because this process is about to stop."""
         if not self._draining.done():
             self._draining.set_result(None)
 
     def collect(self) -> Iterator[Metric]:
-        """What became of forwarded requests, and what is kept and joined now."""
+        """Yield the metrics; called by the registry."""
         ended = CounterMetricFamily(
             "contrail_forwarded",
             "Requests forwarded, by outcome: answered, lost (and perhaps repeated), or refused "
@@ -64,20 +64,20 @@ class Forwarder(Collector):
             yield GaugeMetricFamily(f"contrail_forward_{name}", text, value)
 
     def close(self) -> None:
-        """End all connections that are kept."""
+        """End all idle connections."""
         self._peers.close()
 
     def splice(
         self, request: Request, transport: asyncio.Transport, connections: set[Any]
     ) -> asyncio.Protocol:
-        """Join the connection of a handshake to one to a peer."""
+        """Join the connection of a handshake with a new connection to a peer."""
         self._check_first_hop(request)
         splice = Splice(request, transport, connections, self._peers)
         self._splices.add(splice)
         return splice
 
     async def forward(self, request: Request) -> Answer:
-        """The answer of a peer to ``request``."""
+        """Return a peer's answer to ``request``."""
         try:
             answer = await self._forward(request)
         except ApiError as error:
@@ -92,6 +92,7 @@ class Forwarder(Collector):
         length = int(request.headers.get(b"content-length", b"0"))
         chunked = b"transfer-encoding" in request.headers
         body = None
+        # Only a body that was read here can be sent again to another peer.
         if not (waits_to_be_asked or chunked or length > _WHOLE_BYTES_MAX):
             body = await request.body(_WHOLE_BYTES_MAX)
         if body is not None:
@@ -112,6 +113,8 @@ class Forwarder(Collector):
                 return await forwarding.answer()
             except PeerLostError:
                 forwarding.abandon()
+                # An idle connection may have ended before the request reached its peer. So try the
+                # same peer again over a new connection, but only once.
                 if was_kept:
                     self._peers.forget(connection.address)
                 else:
@@ -134,7 +137,7 @@ class Forwarder(Collector):
 
 
 class _Forwarding:
-    """One request on its way to a peer, and the peer's answer on its way back."""
+    """One forwarded request and its answer."""
 
     def __init__(
         self,
@@ -149,7 +152,7 @@ class _Forwarding:
         self._draining = draining
         self._body: asyncio.Task[None] | None = None
         self._sent = True
-        """Whether the request went out whole; else what follows on the connection is its body."""
+        """False while a part of the body is unsent: the connection cannot take another request."""
         self._waits = (
             request.raw_path.endswith(b"/next")
             or b"wait=" in request.query_string
@@ -158,9 +161,9 @@ class _Forwarding:
 
     # The request's body --------------------------------------------------------------------------
     def begin_body(self, chunked: bool, waits_to_be_asked: bool) -> None:
-        """Pass the body on as it comes, while the answer may already be under way.
+        """Forward the body while it arrives; the answer may come before its end.
 
-        How large it may be the peer says, which knows what it is for.
+        There is no limit here, because the peer knows the route and its limit.
         """
         self._sent = False
         self._body = asyncio.create_task(self._pass_body(chunked, waits_to_be_asked))
@@ -176,7 +179,7 @@ class _Forwarding:
             first = {exchange.go_on, exchange.head}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not exchange.go_on.done():
-                return  # it was answered without its body
+                return  # the peer has answered without it
             exchange.go_on.result()
         send = connection.send_chunk if chunked else connection.send
         async for piece in self._request.chunks(sys.maxsize):
@@ -188,7 +191,7 @@ class _Forwarding:
 
     # The answer ----------------------------------------------------------------------------------
     async def answer(self) -> Answer:
-        """Wait for the answer's head; small bodies are read whole."""
+        """Wait for the head of the answer, and for the body if it is small."""
         exchange = self._exchange
         if self._body is not None:
             either: set[asyncio.Future[Any]] = {self._body, exchange.head}
@@ -220,6 +223,7 @@ class _Forwarding:
             return
         if request.gone.done():
             raise ClientGoneError
+        # Nothing is lost: a long poll that ends returns its messages to the consumer.
         if self._waits and self._draining.done():
             raise ApiError(errors.SHUTTING_DOWN)
         detail = f"the {self._peers.kind} did not answer in time"
@@ -230,7 +234,7 @@ class _Forwarding:
         while (piece := await self._exchange.next_piece()) is not None:
             pieces.append(piece)
         if self._body is not None and not self._body.done():
-            # Nobody reads the rest of it: the edge drops it.
+            # The peer has answered without the rest of the body. The edge drops that.
             self._body.cancel()
             await asyncio.gather(self._body, return_exceptions=True)
         self.end()
@@ -241,7 +245,7 @@ class _Forwarding:
         return Response(self._exchange.status, body, None, headers)
 
     async def next_piece(self) -> bytes | None:
-        """The next piece of a streamed answer; None at its end."""
+        """Return the next piece of a streamed answer; None at its end or if this process stops."""
         if not self._waits:
             return await self._exchange.next_piece()
         piece = asyncio.ensure_future(self._exchange.next_piece())
@@ -254,7 +258,7 @@ class _Forwarding:
 
     # End -----------------------------------------------------------------------------------------
     def end(self) -> None:
-        """Keep the connection when both the request and its answer went through it whole."""
+        """Keep the connection if the request and its answer are complete; otherwise end it."""
         exchange = self._exchange
         exchange.forget()
         if exchange.complete and exchange.keep_alive and self._sent:
@@ -263,7 +267,7 @@ class _Forwarding:
             self.abandon()
 
     def abandon(self) -> None:
-        """End the connection: the peer learns that nobody waits any more."""
+        """End the connection, so that the peer stops working on the request."""
         if self._body is not None:
             self._body.cancel()
         self._exchange.forget()
@@ -283,5 +287,5 @@ class _Pieces(AsyncIterator[bytes]):
         return piece
 
     async def aclose(self) -> None:
-        """The answer was sent, or its reader has left."""
+        """End the request: the answer was sent, or its reader has left."""
         self._forwarding.end()

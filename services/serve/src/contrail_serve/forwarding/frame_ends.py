@@ -1,4 +1,4 @@
-"""Following a server's half of a WebSocket byte by byte, to know where something may be put in."""
+"""The ends of frames in the bytes that a WebSocket server sends. A frame can be inserted there."""
 
 from typing import Final
 
@@ -11,9 +11,9 @@ _LENGTH_BITS: Final = 0x7F
 
 
 class FrameEnds:
-    """Where frames end in what a server sends: first the answer to the handshake, then frames.
+    """Finds the ends of frames in a server's bytes: the answer to the handshake, then frames.
 
-    A server's frames are not masked (RFC 6455, 5.1): their heads have 2, 4 or 10 bytes.
+    A server's frames are not masked (RFC 6455, 5.1), so their heads have 2, 4 or 10 bytes.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,13 @@ class FrameEnds:
         self._head = bytearray()
         self._left = 0
         self.between = False
-        """Whether all that was fed ends with a whole frame, or with the handshake's answer."""
+        """True if the bytes so far end with a complete frame or the answer to the handshake."""
 
     def feed(self, data: bytes) -> int | None:
-        """Follow ``data``; answers how many of its bytes belong to the frame that is under way.
+        """Take ``data``; return how many of its bytes belong to the current frame.
 
-        None when ``data`` ends within it. There is no end in an answer that opens no socket.
+        Returns None if the frame does not end in ``data``. An answer that opens no socket has no
+        end.
         """
         first: int | None = None
         at = 0
@@ -37,7 +38,7 @@ class FrameEnds:
         return first
 
     def _take(self, data: memoryview) -> int:
-        """Follow up to the next end; answers how many bytes that were."""
+        """Take bytes up to the next end, and return their number."""
         self.between = False
         if self._answer is not None:
             return self._take_answer(self._answer, data)

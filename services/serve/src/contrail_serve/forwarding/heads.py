@@ -1,4 +1,4 @@
-"""Heads of forwarded requests and answers: what is passed on, and what is of one connection."""
+"""Heads of forwarded requests and answers: the headers that are forwarded, and the others."""
 
 from typing import Final
 
@@ -6,12 +6,13 @@ from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header
 
 FORWARDED: Final = b"contrail-forwarded"
-"""Marks a request that was forwarded: it is not forwarded again."""
+"""Marks a forwarded request, so that it is not forwarded again."""
 
 REQUEST_ID: Final = b"x-request-id"
 
-# RFC 9110 section 7.6.1, and what says where a message ends: that is written anew for the
-# connection it goes out on, so that both of its ends see the same end.
+# Hop-by-hop headers (RFC 9110, section 7.6.1), and those that say where a body ends. The latter are
+# written again for each connection. A copy that the next process reads differently could smuggle a
+# second request inside the body of the first.
 _OF_ONE_CONNECTION: Final = frozenset(
     {
         b"connection",
@@ -41,12 +42,12 @@ _CHUNKED: Final = (b"transfer-encoding", b"chunked")
 
 
 def length_header(length: int) -> Header:
-    """Where a body of ``length`` bytes ends."""
+    """Return the Content-Length of a body of ``length`` bytes."""
     return b"content-length", b"%d" % length
 
 
 def passed_on(headers: list[Header]) -> list[Header]:
-    """The headers that are meant for the other end of the chain."""
+    """Return the end-to-end headers."""
     named = {
         token.strip()
         for name, value in headers
@@ -61,9 +62,9 @@ def passed_on(headers: list[Header]) -> list[Header]:
 
 
 def request_head(request: Request, length: int | None) -> bytes:
-    """The head of ``request`` for another process, with a body of ``length`` bytes.
+    """Return the head of ``request`` for another process, with a body of ``length`` bytes.
 
-    None is a body in chunks, whose length is not known before its end.
+    ``length`` is None for a chunked body.
     """
     headers = [
         one for one in passed_on(request.raw_headers) if one[0] not in (REQUEST_ID, FORWARDED)
@@ -77,14 +78,14 @@ def request_head(request: Request, length: int | None) -> bytes:
 
 
 def handshake_head(request: Request) -> bytes:
-    """The head of a request that asks for another protocol, with all that asks for it."""
+    """Return the head of a handshake, with its hop-by-hop headers, which ask for the upgrade."""
     anew = (REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
     headers = [one for one in request.raw_headers if one[0] not in anew]
     return head_bytes(request, "GET", headers)
 
 
 def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
-    """A request line and headers; the request's id and the mark of forwarding are added."""
+    """Return a request line with headers; add the request id and the mark of forwarding."""
     target = request.raw_path
     if request.query_string:
         target += b"?" + request.query_string
@@ -95,5 +96,5 @@ def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
 
 
 def answer_headers(headers: list[Header]) -> list[Header]:
-    """The headers of another process's answer that go to the client, without its length."""
+    """Return the headers of a peer's answer that go to the client, without the length."""
     return [one for one in passed_on(headers) if one[0] not in _WRITTEN_ANEW]

@@ -1,4 +1,4 @@
-"""The processes of the other kind: connections kept for the next request, dead ones passed over."""
+"""The processes of the other kind: idle connections to them, and those that are unreachable."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_serve.forwarding.connection import Address, PeerConnection
 
 _IDLE_MAX: Final = 64
-# Shorter than a server keeps an idle connection: it is not to end one that we are about to use.
+# Shorter than servers keep idle connections, so that none ends while a request is sent over it.
 _IDLE_S: Final = 30.0
 _CONNECT_S: Final = 2.0
 _DEAD_S: Final = 1.0
@@ -22,7 +22,7 @@ _log: Final = structlog.get_logger("contrail.forward")
 
 
 class Peers:
-    """Processes that serve the same, taken in turn; ``kind`` is what people call them."""
+    """Processes of the same ``kind`` (``api`` or ``gateway``), which take requests in turn."""
 
     def __init__(self, kind: str, addresses: Sequence[Address]) -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class Peers:
         self._turn = 0
 
     def in_turn(self) -> list[Address]:
-        """All addresses, another one first each time, those that did not answer lately last."""
+        """Return all addresses, each time beginning with another; unreachable ones come last."""
         self._turn += 1
         at = self._turn % len(self._addresses) if self._addresses else 0
         rotated = self._addresses[at:] + self._addresses[:at]
@@ -40,9 +40,9 @@ class Peers:
         return sorted(rotated, key=lambda one: self._dead_until.get(one, 0.0) > now)
 
     async def connection(self, tried: set[Address]) -> PeerConnection:
-        """A connection to a peer that is not in ``tried``; NOT_READY when there is none left.
+        """Return a connection to a peer that is not in ``tried``; raise NOT_READY if none is left.
 
-        Addresses that cannot be connected to are added to ``tried``.
+        Adds unreachable addresses to ``tried``.
         """
         for address in self.in_turn():
             if address in tried:
@@ -57,7 +57,7 @@ class Peers:
         raise self.away()
 
     async def connect(self, address: Address, make: Callable[[], _P]) -> _P | None:
-        """A protocol of ``make`` on a new connection; None when the peer does not answer."""
+        """Connect, and return the protocol that ``make`` made; None if the peer is unreachable."""
         try:
             async with asyncio.timeout(_CONNECT_S):
                 _, protocol = await asyncio.get_running_loop().create_connection(make, *address)
@@ -68,13 +68,13 @@ class Peers:
         return protocol
 
     def away(self) -> ApiError:
-        """The refusal when no peer can be asked."""
+        """Return the error for a request while no peer is reachable."""
         return ApiError(
             errors.NOT_READY, f"no {self.kind} can be reached", retry_after_s=1, applied=False
         )
 
     def keep(self, connection: PeerConnection) -> None:
-        """Keep a connection for the next request."""
+        """Keep a connection for later requests, or end it if there are enough."""
         idle = self._idle[connection.address]
         if connection.usable and len(idle) < _IDLE_MAX:
             connection.idle_since = asyncio.get_running_loop().time()
@@ -84,17 +84,17 @@ class Peers:
 
     @property
     def idle(self) -> int:
-        """Connections that are kept."""
+        """Number of idle connections."""
         return sum(map(len, self._idle.values()))
 
     def forget(self, address: Address) -> None:
-        """A kept connection was dead: the others that were kept are, too."""
+        """End all idle connections to ``address``, because one of them was dead."""
         for connection in self._idle[address]:
             connection.abort()
         self._idle[address].clear()
 
     def close(self) -> None:
-        """End all kept connections."""
+        """End all idle connections."""
         for address in self._addresses:
             self.forget(address)
 

@@ -1,4 +1,4 @@
-"""Two connections joined byte by byte: what a client upgraded, served by another process."""
+"""A WebSocket whose bytes are passed between its client and the process that serves it."""
 
 import asyncio
 from typing import Any, Final, cast
@@ -15,14 +15,14 @@ from contrail_serve.forwarding.heads import handshake_head
 from contrail_serve.forwarding.peers import Peers
 
 _AHEAD_BYTES_MAX: Final = 64 << 10
-"""What a client may send before the peer is connected; then it waits."""
+"""Bytes that are buffered for the peer before it is connected; then reading is paused."""
 _LEAVE_S: Final = 2.0
 _CLOSE: Final = Close(CloseCode.DRAINING, "the server is shutting down").serialize()
 _DRAINING: Final = frame_head(Opcode.CLOSE, len(_CLOSE)) + _CLOSE
 
 
 class _Half(asyncio.Protocol):
-    """One of the two connections: what it reads the other one writes, no faster than that goes."""
+    """One of the two connections. It writes what the other one reads, with back-pressure."""
 
     def __init__(self) -> None:
         self.other: _Half | None = None
@@ -35,12 +35,12 @@ class _Half(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on."""
+        """Write the bytes to the other connection."""
         if self.other is not None:
             self.other.write(data)
 
     def write(self, data: bytes) -> None:
-        """Send ``data``, unless the connection ends already."""
+        """Send ``data``, unless the connection is closing."""
         transport = self.transport
         if transport is not None and not transport.is_closing():
             transport.write(data)
@@ -48,15 +48,15 @@ class _Half(asyncio.Protocol):
                 self.unread.wrote(transport, len(data))
 
     def pause_writing(self) -> None:
-        """Who reads here is slow: read no more from the other."""
+        """Stop reading from the other connection, because the peer of this one is slow."""
         self._set_other_reading(False)
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Read from the other connection again."""
         self._set_other_reading(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the other one, when it has been sent everything."""
+        """Close the other connection after everything has been sent."""
         if self.unread is not None and self.transport is not None:
             self.unread.forget(self.transport)
         other, self.other = self.other, None
@@ -75,17 +75,17 @@ class _Half(asyncio.Protocol):
 
 
 class _PeerHalf(_Half):
-    """The peer's half. When this process stops it ends, behind a whole frame, with a close."""
+    """The connection to the peer. When this process stops, a close frame follows a whole frame."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ends = FrameEnds()
         self._leaving = self._left = False
         self._ended = False
-        """Whether the peer sends no more, and the client was told so."""
+        """True once the peer has closed its sending side, and so has this process to the client."""
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on, as far as there is something to pass on."""
+        """Write the bytes to the client, up to the end of a frame if this process stops."""
         if self._left:
             return
         end = self._ends.feed(data)
@@ -96,10 +96,11 @@ class _PeerHalf(_Half):
             super().data_received(data)
 
     def eof_received(self) -> bool:
-        """End the other side towards the client; what it still sends goes on to the peer.
+        """Close the sending side to the client, and still pass on what the client sends.
 
-        A peer that refuses a message says so, ends its side and lets the rest of the message come:
-        a client that still writes would otherwise be cut off before it has read why.
+        A peer that refuses a message sends the reason, closes its sending side, and drops the rest
+        of the message. If the connection were closed, a client that is still writing would never
+        see the reason.
         """
         other = self.other
         if other is None or other.transport is None or other.transport.is_closing():
@@ -109,7 +110,7 @@ class _PeerHalf(_Half):
         return True
 
     def leave(self) -> None:
-        """Tell the client to come back, at the end of the frame that is under way."""
+        """Ask the client to reconnect, at the end of the current frame."""
         self._leaving = True
         if self._ends.between:
             self._close()
@@ -121,7 +122,7 @@ class _PeerHalf(_Half):
 
 
 class Splice(_Half):
-    """The client's half. The handshake goes to a peer as it came, and so does its answer back."""
+    """The connection to the client. The peer gets its handshake unchanged, and answers it."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class Splice(_Half):
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Pass it on; keep what comes before there is a peer."""
+        """Write the bytes to the peer, or buffer them until it is connected."""
         if self.other is not None or self._joining.done():
             super().data_received(data)
             return
@@ -179,7 +180,7 @@ class Splice(_Half):
             self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left."""
+        """Stop connecting, and close the connection to the peer."""
         self._connections.discard(self)
         if self._cut is not None:
             self._cut.cancel()
@@ -187,9 +188,10 @@ class Splice(_Half):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """This process stops: the client is told to come back, to another one.
+        """Ask the client to reconnect, because this process stops.
 
-        What it still sends (acknowledgements, its own close) goes on to the peer for a while.
+        For a while, what the client still sends (acknowledgements, its own close frame) is passed
+        on to the peer.
         """
         assert self.transport is not None
         self._joining.cancel()
@@ -197,6 +199,7 @@ class Splice(_Half):
             self.transport.close()
         elif self._cut is None:
             self._peer.leave()
+            # The client may ignore the close frame.
             self._cut = asyncio.get_running_loop().call_later(_LEAVE_S, self.transport.close)
 
     def _refuse(self, error: ApiError) -> None:
