@@ -84,6 +84,7 @@ class Acknowledger:
         if items:
             outcomes = iter(await self._acknowledge(stream, consumer, items, sync=sync))
         else:
+            # Every token was refused here. Ask storage, so that an unknown consumer is still a 404.
             await self._link.consumer_info(stream, consumer)
             outcomes = iter([])
         return await in_turns(_outcomes(opened, outcomes))
@@ -93,6 +94,7 @@ class Acknowledger:
     ) -> Steps[list[AckItem | ApiError]]:
         open_token = self._tokens.opener(stream, consumer)
         delays_ns = []
+        # All delays first: an invalid one refuses the request before anything is acknowledged.
         for at, ack in enumerate(acks):
             delays_ns.append(ack_delay_ns(ack, f"acks/{at}"))
             yield

@@ -38,6 +38,7 @@ class Bound:
         retry_s = _RETRY_MIN_S
         while True:
             try:
+                # The stream has no chunks: it ends when the consumer is deleted.
                 async for _ in held:
                     pass
                 return

@@ -144,6 +144,8 @@ class Pulls:
         result = await self._link.pull(
             pull.asked(no_wait=True, expires_ns=terms.expires_ns if terms.expires_given else 0)
         )
+        # Only now is it known that the consumer exists and allows this pull. A streamed answer
+        # could not be refused any more.
         if not result.deliveries and terms.expires_ns:
             if terms.heartbeat_ns:
                 lines = self._lines_with_heartbeats(pull, result)
@@ -220,6 +222,7 @@ class Pulls:
                 yield await self._heartbeat_line(pull)
             yield self._last_lines(pull, task.result())
         except ApiError as error:
+            # The status of the answer was sent, so the last line has to report the error.
             yield _status_line(error.spec.status, error.spec.title, nothing.num_pending)
         finally:
             task.cancel()

@@ -359,8 +359,8 @@ class ServerConnection(FramedConnection):
             self._end(work)
 
         try:
-            # Storage trusts the columns of a batch. It would find an error in them only when it applies
-            # the entry, which must not fail.
+            # Storage trusts the columns of a batch. It would find an error in them only when it
+            # applies the entry, which must not fail.
             if isinstance(content, MessageBatch) and not _is_sound(content):
                 raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
             self._link.publish_then(stream, content, done)

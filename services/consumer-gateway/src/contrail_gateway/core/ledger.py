@@ -66,6 +66,7 @@ class Ledger:
     def sent(self, seqs: Iterable[int]) -> None:
         """Add ``seqs`` as the newest entries."""
         for seq in seqs:
+            # A redelivery moves to the end: its ack wait has begun again.
             self._held.pop(seq, None)
             self._held[seq] = None
         while len(self._held) > self._held_max:

@@ -107,6 +107,7 @@ class Session:
 
         Raises UnauthenticatedError and INVALID_FIELD.
         """
+        # Refuse a wrong token even if the handshake had a good one: the client is misconfigured.
         if not (self.authenticated or good_token) or (frame.token is not None and not good_token):
             raise UnauthenticatedError
         if frame.heartbeat is not None:
@@ -150,6 +151,7 @@ class Session:
             raise _invalid("cols", "is only allowed in an ordered subscription")
         if frame.cols and not self.packed:
             raise _invalid("cols", "requires the sub-protocol contrail.v1.msgpack")
+        # Without credit nothing is sent; an empty CreditGiven would mean no limit.
         given = frame.credit or CreditGiven(msgs=0)
         found = Subscription(
             frame.sid,

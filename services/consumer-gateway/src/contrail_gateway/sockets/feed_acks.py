@@ -101,6 +101,8 @@ class FeedAcks:
         while self._acks:
             waiting, self._acks = self._acks, []
             items = [item for one in waiting for item in one.items]
+            # An answer promises that the acknowledgements are durable. Without an id nobody waits
+            # for that.
             sync = any(one.frame_id is not None for one in waiting)
             results: Sequence[AckResult] | ApiError
             try:
@@ -131,6 +133,7 @@ class FeedAcks:
             self._taken(one, own)
 
     def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
+        # Storage names shards by id, the ledger by their number in the stream.
         parts = {address[0]: part for part, address in self.addresses.items()}
         done = [
             place(parts.get(item.shard, 0), item.seq)

@@ -104,6 +104,8 @@ class Feed:
         self._left = frame_id
         self._drained = drain
         if self._pumping:
+            # Before and after pulling, the task sees `leaving` by itself. Cancelling it then would
+            # interrupt the creation of the consumer, or the wait for acknowledgements.
             self._task.cancel()
 
     def stop(self) -> None:
@@ -122,6 +124,7 @@ class Feed:
         finally:
             self._give_back()
             self._answer_leave()
+            # In tasks of their own: the subscription ends now, and its socket may be gone.
             self._host.later(asyncio.create_task(self._bound.end()))
             self._host.ended(self.sub.sid)
             if self._own_name:
@@ -198,6 +201,8 @@ class Feed:
     # Pulling -------------------------------------------------------------------------------------
     async def _pump(self) -> None:
         sub = self.sub
+        # The client names the next message it needs. It may have been removed since, and only a
+        # `gap` would tell the client.
         if self._frame.opt_start_seq or self._frame.opt_start_cursor:
             try:
                 await self._tell_of_loss(INT64_MAX)
@@ -209,6 +214,8 @@ class Feed:
             if terms is None:
                 await self._wait_for_credit()
                 continue
+            # Do not pull what the client cannot take yet: other subscribers could have the
+            # messages.
             await self._host.wait_writable()
             try:
                 await self._deliver(await self._pull(terms))
@@ -260,6 +267,7 @@ class Feed:
     async def _mend(self, error: ApiError) -> None:
         sub, spec = self.sub, error.spec
         if spec is errors.PULL_TOO_SMALL:
+            # The next message alone exceeds the limit of a batch. It has credit, so ask for it.
             sub.too_large()
         elif spec is errors.PULL_LIMIT:
             # Someone lowered the limits of the consumer: read them again.
@@ -290,7 +298,8 @@ class Feed:
         addresses = result.addresses or {0: (result.shard, result.consumer_id, result.epoch)}
         if addresses == self.acks.addresses:
             return
-        # Storage refuses acknowledgements of an earlier epoch.
+        # This is a new consumer, or the same in a new epoch. Storage refuses acknowledgements of an
+        # earlier epoch.
         self.sub.ledger.clear()
         self.acks.addresses = addresses
         if self.sub.acks:
@@ -311,6 +320,8 @@ class Feed:
         if sub.order is not None:
             return await self._follows_in_shards(sub.order, pulled)
         if pulled is None:
+            # An empty pull proves that nothing is left up to the end that was seen before it began,
+            # but nothing about later messages.
             sub.passed(self._covered_seq)
             self._covered_seq = await self._tell_of_loss(INT64_MAX)
             return False
@@ -363,6 +374,7 @@ class Feed:
         sub = self.sub
         assert self._config is not None
         await self._pause()
+        # The consumer may still exist: a lost delivery, or one to another client, broke the order.
         await self._delete(sub.consumer)
         self._covered_seq = 0
         config = msgspec.structs.replace(

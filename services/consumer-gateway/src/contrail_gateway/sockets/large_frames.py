@@ -158,6 +158,7 @@ class PackedForm:
         """See :class:`Form`."""
         parts = PackedParts(frame)
         fields = yield from self._fields(parts, frame)
+        # A map head of the widest form fits any number of fields.
         kept = [bytes((0xDF,)), (len(fields) // 2).to_bytes(4)]
         for start, end in fields:
             hollow = b""

@@ -60,6 +60,7 @@ class Publishes:
         if not self._messages:
             return
         ids, messages = self._ids, self._messages
+        # Take them out first: storage may answer before the call returns.
         self._ids, self._messages = [], []
         self._host.link.publish_each_then(messages, partial(self._answer, ids, messages))
 

@@ -148,6 +148,7 @@ class SocketSession:
         except (ApiError, InvalidTextError) as error:
             self._unreadable(error)
             return None
+        # One short frame is handled at once. Everything else may take longer than a step.
         if not isinstance(frames, list) or len(frames) != 1 or _takes_long(frames[0]):
             return self._do(frames)
         self._handle(frames[0])
@@ -164,7 +165,7 @@ class SocketSession:
                 else:
                     self._handle(frame)
                 if not self._socket.open:
-                    return
+                    return  # this frame closed the socket; those after it have no effect
                 yield
         except (ApiError, InvalidTextError) as error:
             self._unreadable(error)
@@ -198,6 +199,7 @@ class SocketSession:
         self._drain_until_ns = time.monotonic_ns() + grace_ns
         self.send(Drain(grace=format_duration(grace_ns)))
         for feed in list(self._feeds.values()):
+            # A feed that is leaving already has an `unsub` to answer, which must not be forgotten.
             if not feed.sub.leaving:
                 feed.leave(None, drain=True)
         self._look_drained()
@@ -214,6 +216,7 @@ class SocketSession:
         now_ns = time.monotonic_ns()
         if not self._socket.open:
             return
+        # The client may not have seen `drain` yet, and its acknowledgements may be on their way.
         quiet = self.session.quiet(now_ns) and not self._socket.busy
         if now_ns >= self._drain_until_ns or quiet:
             self._socket.close(CloseCode.DRAINING, "draining")
@@ -221,6 +224,7 @@ class SocketSession:
             self._loop.call_later(_DRAIN_LOOK_S, self._look_drained)
 
     def _too_late(self) -> None:
+        # The frame may have arrived while the event loop was busy.
         self._connect_by = after_a_look(self._loop, self._refuse_late)
 
     def _refuse_late(self) -> None:
@@ -251,6 +255,7 @@ class SocketSession:
         session = self.session
         was_full = session.full
         session.finish(count, size)
+        # Reading was paused at the limit, see `_look_full`.
         if was_full and not session.full:
             self._socket.resume()
 
@@ -272,6 +277,7 @@ class SocketSession:
     # Frames --------------------------------------------------------------------------------------
     def _handle(self, frame: Any) -> None:
         try:
+            # First of all: without a token, a client learns nothing but that it needs one.
             self.session.heard(frame, time.monotonic_ns())
             if isinstance(frame, Misunderstood):
                 raise frame.error
@@ -342,6 +348,7 @@ class SocketSession:
             self.link.publish_then(frame.stream, messages, done)
             self.session.begin(len(messages), size)
         else:
+            # Storage knows nothing of a batch without a valid message.
             done(PublishAck(frame.stream, [], ""))
 
     def _batch_published(
@@ -369,6 +376,8 @@ class SocketSession:
                 )
             )
             return
+        # Without an id, only failures are reported. Equal ones are encoded once: there may be
+        # 10,000.
         for one, alike in groupby(one.problem for one in results if one.problem is not UNSET):
             self._socket.send_all(repeat(self._codec.encode(Failed(problem=one)), len(list(alike))))
 
