@@ -23,6 +23,8 @@ from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Step, Writes
 
 _FOLD_BYTES_MIN: Final = 16 * 1024
+# Both must be reached: few large deltas are no problem for a start, and many tiny ones cost less
+# than a snapshot of a large state.
 _FOLD_ROWS: Final = 64
 _SETTLED_MAX: Final = 1_024
 """Settled sequences that ``_ascending`` may keep, on top of as many as are pending."""
@@ -104,6 +106,7 @@ def ack_wait_ns(config: ConsumerConfig, attempt: int) -> int:
     backoff = config.backoff_ns
     if not backoff:
         return config.ack_wait_ns
+    # As in JetStream.
     return backoff[min(attempt, len(backoff)) - 1]
 
 
@@ -176,6 +179,7 @@ class ConsumerMachine:
         Writes a delta row, or a snapshot once the deltas outgrow the last one.
         """
         writes = step.writes
+        # The same function applies a change now and at a replay, so a restart gives the same state.
         settled = self._take(change, step)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
             self._unpin(writes)
@@ -224,9 +228,13 @@ class ConsumerMachine:
             consumer_seq += 1
             stream_seq = max(stream_seq, seq)
             pending = self.pending.get(seq)
+            # A redelivery. The consumer sequence stays that of the first delivery, by which the
+            # floor counts.
             if pending is not None:
                 pending.attempts += 1
                 pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
+            # Below it, the message was settled after this delivery was sent and before it was
+            # recorded. Making it pending again would deliver a settled message.
             elif seq >= self.next_seq:
                 if not explicit:
                     settled.append(seq)
@@ -246,6 +254,7 @@ class ConsumerMachine:
         found = {seq for seq in seqs if seq in self.pending}
         if self.given_up:
             found.update(seq for seq in seqs if seq in self.given_up)
+        # Messages that are not delivered yet. One that was acknowledged early is settled already.
         if top_seq >= self.next_seq:
             ahead = [seq for seq in seqs if seq >= self.next_seq and seq not in self.acked_ahead]
             if self.pinned is not None and ahead:
@@ -266,6 +275,7 @@ class ConsumerMachine:
         del step
         old, config = self.config, change.config
         self.config = config
+        # The new ETag: an If-Match with an older one is refused.
         self.version += 1
         if allows_more(old, config):
             self.given_up.clear()
@@ -276,6 +286,7 @@ class ConsumerMachine:
             item.deadline_ns = min(item.deadline_ns + change_ns, INT64_MAX)
 
     def _advance(self, next_seq: int) -> None:
+        # Never back, in whatever order records reach the log.
         self.next_seq = max(self.next_seq, next_seq)
         if self.acked_ahead:
             self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
@@ -306,9 +317,12 @@ class ConsumerMachine:
         advisories = step.writes.advisories
         for seq in acks.acked:
             self._ack(seq, settled)
+        # After the plain acks. A nak of a message that is acknowledged in the same command does
+        # nothing.
         for kind, seq, delay_ns in acks.others:
             pending = self.pending.get(seq)
             self._acknowledge_other(kind, seq, delay_ns, step.now_ns, settled)
+            # A nak or term of a message that is settled already is no event.
             if pending is None:
                 continue
             if kind == "nak":
@@ -319,6 +333,8 @@ class ConsumerMachine:
         return settled
 
     def _ack(self, seq: int, settled: list[int]) -> None:
+        # An ack settles every message that was delivered before it, and this one (JetStream's
+        # AckAll).
         if self.config.ack_policy == "all":
             for lower in [pending for pending in self.pending if pending < seq]:
                 self._settle(lower, settled)
@@ -343,16 +359,20 @@ class ConsumerMachine:
             self._ack(seq, settled)
         elif kind == "term":
             self._settle(seq, settled)
+        # A late nak must not make a settled message pending again.
         elif pending is None:
             return
         elif kind == "nak":
+            # The delay of the nak, or at once: the leader redelivers at the deadline.
             pending.deadline_ns = min(time_ns + delay_ns, INT64_MAX)
         else:
+            # `in_progress`: the ack wait begins again, with the backoff of this delivery.
             pending.deadline_ns = self._deadline_ns(time_ns, pending.attempts)
 
     def _note_pending(self, seq: int) -> None:
         ascending = self._ascending
         if ascending is not None:
+            # Out of order, as after a change of leader: sorted again when it is next needed.
             if ascending and seq <= ascending[-1]:
                 self._ascending = None
             else:
@@ -373,10 +393,13 @@ class ConsumerMachine:
 
     def _move_floor(self, time_ns: int) -> None:
         if self.pending:
+            # Everything below the lowest pending message is settled, whatever was delivered after
+            # it.
             lowest = self._lowest()
             floor = SequencePair(self.pending[lowest].consumer_seq - 1, lowest - 1)
         else:
             floor = SequencePair(self.delivered.consumer_seq, self.delivered.stream_seq)
+        # Never back, and stamped only when it moves: its time is that of the last progress.
         if floor.stream_seq > self.floor.stream_seq:
             self.floor = SequencePair(floor.consumer_seq, floor.stream_seq, time_ns)
 
@@ -404,6 +427,7 @@ class ConsumerMachine:
     def write_snapshot(self, writes: Writes) -> None:
         """Write the whole state and delete the delta rows before it."""
         row = _encode(self.snapshot())
+        # In the same write as the snapshot: a start never applies a delta to a state that has it.
         self._drop_deltas(writes)
         writes.put(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id), row)
         self._snapshot_bytes = len(row)

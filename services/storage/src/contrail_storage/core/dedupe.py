@@ -93,6 +93,8 @@ class IdHashes:
     def present(self) -> NDArray[np.bool_]:
         """A mask: true where there is an id, that is, where the hash differs from NO_ID."""
         found: NDArray[np.bool_] = self.low != 0
+        # The first half of a real hash is zero once in 2^64; only then the second half is looked
+        # at.
         if not found.all():
             found |= np.frombuffer(self.ids, np.uint64)[1::2] != 0
         return found
@@ -141,6 +143,8 @@ class _Segment:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
+        # Between 0.67 and 1.33 ids per bucket: fuller ones would let more absent ids pass the
+        # filter.
         buckets = 1 << (capacity - capacity // 4 - 1).bit_length()
         self.mask = buckets - 1
         self.filter = _zeros(buckets, np.uint64)
@@ -241,6 +245,7 @@ class DedupeWindow:
             last_index = gone.entry
             self._live -= gone.ids
             self._floor_seq = gone.last_seq + 1
+        # A segment at a time: removing single ids would mean rebuilding chains.
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
             del self._segments[0]
         # Restored entries share a row, which stays until the last of them has expired.
@@ -256,6 +261,7 @@ class DedupeWindow:
         for segment in self._segments:
             segment.find(hashes, found)
         if found.any():
+            # Expired ids stay in their segment until all of it has expired.
             found[found < self._floor_seq] = 0
         return found
 
@@ -267,6 +273,7 @@ class DedupeWindow:
         ids, marks = hashes.ids, self.marks
         index, time_ns = step.index, step.now_ns
         self._remember(hashes, seqs)
+        # One row for each entry, so that a window of rows is deleted as one range.
         if marks and marks[-1].entry == index:
             # A second append of the same entry extends the row of the entry.
             self._open_ids += ids

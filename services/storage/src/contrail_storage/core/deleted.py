@@ -113,6 +113,7 @@ class DeletedSet:
 
         The search ends at ``stop_seq``; the answer is then at least that.
         """
+        # Usually one of the next few is live, and unpacking a page takes much longer.
         for near in range(seq, min(seq + _NEAR, stop_seq)):
             if near not in self:
                 return near
@@ -195,6 +196,7 @@ class DeletedSet:
     def trim(self, first_seq: int, writes: Writes) -> None:
         """Forget the sequences below the new first sequence."""
         for number in [number for number in self._pages if number * PAGE < first_seq]:
+            # A page that the first sequence divides is not written: `load` trims it again.
             if (number + 1) * PAGE <= first_seq:
                 self.total -= self._counts.pop(number)
                 del self._pages[number]
@@ -230,6 +232,7 @@ class DeletedSet:
     def _take_up(self, number: int, page: bytes) -> None:
         self._pages[number] = _full(PAGE) if page == _full(PAGE) else page
         self._counts[number] = int(np.bitwise_count(np.frombuffer(page, np.uint8)).sum())
+        # After a start, the compactor checks everything once: what it had left to do is not stored.
         self.touched.add(number)
         self.total += self._counts[number]
 

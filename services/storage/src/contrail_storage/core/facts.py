@@ -55,6 +55,7 @@ def oldest_in(
     """
     owner = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
     wanted = (sids[owner] == found) & (left[owner] > 0)
+    # A block may have numbers of removed subjects: only live messages count.
     if live is not None:
         wanted &= live
     positions = np.flatnonzero(wanted)

@@ -38,6 +38,7 @@ class GivenUp:
         """Note a sequence."""
         number, at = divmod(seq, PAGE)
         self._pages[number] = self._pages.get(number, 0) | 1 << at
+        # Only a lower bound: it spares `trim` a look at the pages while nothing is below.
         self._low_seq = min(self._low_seq, seq)
 
     def discard(self, seq: int) -> bool:

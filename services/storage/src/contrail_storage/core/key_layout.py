@@ -128,5 +128,6 @@ def last_number(key: bytes, width: int) -> int:
 
 def prefix_end(prefix: bytes) -> bytes:
     """The smallest key above every key that starts with ``prefix``."""
+    # No prefix is all ones: it begins with the letter of its kind.
     number = int.from_bytes(prefix, "big") + 1
     return number.to_bytes(len(prefix), "big")

@@ -1,8 +1,8 @@
-"""Log time: it never goes backwards, and does not follow steps of the wall clock.
+"""Log time, which never goes backwards and does not follow steps of the wall clock.
 
-It follows the boot-time clock. If the wall clock is ahead, log time gains at most one millisecond a
-second on it. If the wall clock is behind, log time runs at half speed, so that the wall clock
-catches up and every deadline still passes.
+Log time follows the boot-time clock. While the wall clock is ahead, log time gains at most one
+millisecond a second. While the wall clock is behind, log time runs at half speed: the wall clock
+catches up, and every deadline still passes.
 """
 
 from typing import Final
@@ -22,15 +22,19 @@ class LogClock:
     def __init__(self, time_ns: int, boot_ns: int) -> None:
         self._time_ns = time_ns
         self._steady_ns = time_ns
-        """Log time without the slow phases: where it returns to if the wall clock does."""
+        """Log time as it would be without slow phases. It returns there if the wall clock does."""
         self._boot_ns = boot_ns
 
     def read(self, wall_ns: int, boot_ns: int) -> int:
-        """The log time now."""
+        """Return the log time (ns). The arguments are the readings of this moment."""
+        # The boot-time clock never steps. It also counts while the machine is suspended.
         elapsed = max(boot_ns - self._boot_ns, 0)
         self._boot_ns = max(boot_ns, self._boot_ns)
         self._steady_ns += elapsed
+        # Never backwards here: a wall clock that is behind slows `_time_ns`, not this.
         self._steady_ns += max(min(wall_ns - self._steady_ns, elapsed // SLEW_DIVISOR), 0)
+        # At least half speed. Log time that stood still would keep all TTLs and redeliveries
+        # waiting until the wall clock has caught up.
         slowed_ns = self._time_ns + elapsed // SLOWED_DIVISOR
         self._time_ns = max(slowed_ns, min(self._steady_ns, wall_ns))
         if slowed_ns <= wall_ns < self._steady_ns:
@@ -49,14 +53,17 @@ class ClockRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_ns: int
 
     def known_ns(self, boot_id: str, boot_ns: int) -> int:
-        """The latest time that is known to have passed."""
+        """The latest time (ns) that has certainly passed."""
+        # Only since the same start of the machine: another start begins to count at 0.
         same = bool(boot_id) and boot_id == self.boot_id and boot_ns >= self.boot_ns
         return self.log_ns + (boot_ns - self.boot_ns if same else 0)
 
 
 def doubt(known_ns: int, wall_ns: int, jump_max_ns: int) -> str:
-    """Why a starting node refuses the wall clock; empty if it accepts it."""
+    """Why a node that starts must not use the wall clock, as a sentence; empty if it may."""
     ahead_ns = wall_ns - known_ns
+    # A clock that is years ahead would expire every message with an age, and log time never goes
+    # back. One that is behind does no harm.
     if ahead_ns <= jump_max_ns:
         return ""
     ahead_s = ahead_ns // NS_PER_S

@@ -36,6 +36,7 @@ class Pinned:
             return None
         seqs = np.frombuffer(data, np.int64, count)
         sids = np.frombuffer(data, np.uint32, count, 8 * count)
+        # An archive may be forged. Everything below relies on the order.
         if seqs[-1] >= end_seq or not (np.diff(seqs, prepend=0) > 0).all():
             return None
         return cls(seqs, sids, end_seq)
@@ -69,6 +70,8 @@ class Pinned:
     def next(self, seq: int) -> int:
         """The first sequence from ``seq`` on that is in the list, or at or after ``end_seq``."""
         at = int(np.searchsorted(self.seqs, seq))
+        # Nothing of the list is left: normal delivery begins, and not before `end_seq`, because
+        # other messages below it were not the newest of their subject.
         return int(self.seqs[at]) if at < len(self.seqs) else max(seq, self.end_seq)
 
     def rest(self, from_seq: int) -> tuple[I64Array, U32Array]:

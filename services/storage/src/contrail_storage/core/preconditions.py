@@ -16,6 +16,8 @@ def refusal(
     """
     if version is None and given.version is not None:
         return Refused(errors.PRECONDITION_FAILED.code, "it does not exist")
+    # If-Match and If-None-Match come first, as in HTTP: a failed condition is 412, whatever else is
+    # wrong.
     if version is not None and (given.absent or given.version not in (None, 0, version)):
         return Refused(errors.PRECONDITION_FAILED.code, f"the version is {version}")
     if version is None and given.update:

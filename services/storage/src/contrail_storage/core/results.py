@@ -123,6 +123,7 @@ class Writes:
     def roll_back(self, mark: Mark) -> None:
         """Drop everything added since ``mark``; all of it must be for the mark's shard."""
         del self.rows[mark.rows :], self.blocks[mark.blocks :]
+        # A number that an earlier command of the entry set for the shard is set again.
         for sequences, before in ((self.trimmed, mark.trimmed), (self.reached, mark.reached)):
             sequences.pop(mark.shard, None)
             if before is not None:

@@ -63,6 +63,7 @@ class AdvisoryHub:
 
     def tell(self, advisories: list[Advisory], time_ns: int, stream: str = "") -> None:
         """Keep what happened at ``time_ns``; ``stream`` is for advisories that name none."""
+        # Nobody reads them: no memory, and no work for each advisory.
         if not self.listening:
             return
         for advisory in advisories:

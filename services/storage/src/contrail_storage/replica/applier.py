@@ -151,11 +151,15 @@ class Applier:
             writes = Writes()
             results = self._apply_entry(index, entry, writes)
             self._fill(job, writes)
+            # Counted until the store has it: above a bound, the proposer makes no more entries.
             job.bytes = len(data)
             self.unwritten_bytes += job.bytes
             if own is not None:
+                # Before the writes are handed on: the entry is durable in the log, so no caller
+                # waits for the store.
                 own.resolve(results)
             self._behind.put(job)
+            # After the results: a publisher gets its sequence before a reader can show the message.
             self._advance(writes)
         else:
             self._behind.put(job)
@@ -186,6 +190,8 @@ class Applier:
                     self._notify(writes, entry.time_ns)
                 continue
             shard = self.shards.get(number)
+            # A shard appears with the first command that may create its stream. A refused command
+            # may leave it empty.
             if shard is None and _makes(command):
                 shard = self.shards[number] = self.new_shard(number)
             if shard is None:
@@ -207,6 +213,7 @@ class Applier:
     def _apply_to(
         self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes
     ) -> Result | Unapplied:
+        # A later command would build on a state that lacks an earlier one.
         if shard.stopped and not isinstance(command, _ENDING):
             return Unapplied(shard.damaged)
         mark = writes.mark(shard.machine.shard)
@@ -239,9 +246,13 @@ class Applier:
             job.blocks.append((number, block, self._blocks.add(number, block)))
         for number, first_seq in writes.trimmed.items():
             directory = self._blocks.directory(number)
+            # Whole blocks only. A block that the first sequence divides stays, and its dead part is
+            # skipped.
             for base_seq in directory.drop_below(first_seq):
                 job.dropped.append(GoneBlock(number, base_seq, directory.is_paged(base_seq)))
         for number in writes.dropped:
+            # After the blocks of this entry were added: an entry may append to a stream and then
+            # remove it.
             self._blocks.forget(number)
             shard = self.shards.pop(number)
             shard.notify()
@@ -265,6 +276,7 @@ class Applier:
                 job.written.set()
                 continue
             self.unwritten_bytes -= job.bytes
+            # Jobs of a group are reported in order, so this never decreases.
             self.written_indexes[job.group] = job.index
             for number, block, span in job.blocks:
                 self._blocks.written(number, block)
@@ -314,6 +326,7 @@ class Applier:
         shard = self.shards.get(number)
         if shard is None:
             return
+        # A large block ends all runs: blocks are merged with their neighbours only.
         if span.bytes > _SMALL_BYTES or span.count > _SMALL_MESSAGES:
             shard.small_runs.clear()
             return
@@ -335,6 +348,8 @@ class Applier:
     def _merge(self, number: int, base_seqs: list[int]) -> BlockSpan | None:
         blocks = [self._blocks.recall(number, base_seq) for base_seq in base_seqs]
         known = [block for block in blocks if block is not None]
+        # One of them is no longer in memory. Reading it back would cost more than many small
+        # blocks.
         if len(known) != len(base_seqs):
             return None
         directory = self._blocks.directory(number)
@@ -370,6 +385,7 @@ class Applier:
         Raises StoreFailedError when the store has failed.
         """
         self._behind.flush()  # otherwise the waiting ``old`` would be joined to others unchanged
+        # A rewrite is for space only, and no log has it. It waits for a store that works.
         if self._writer.failed and not keys.is_in_memory(number):
             raise StoreFailedError("the store is not accepting writes")
         directory = self._blocks.directory(number)

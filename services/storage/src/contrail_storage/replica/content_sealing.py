@@ -66,6 +66,7 @@ class SealingLog:
                 self._log.append(shard, sealed, done)
                 return
         size = batch.size()
+        # Counted against the queue already: otherwise waiting publishes could take any memory.
         self._log.hold(size)
         self._waiting.setdefault(shard, deque()).append(_Waiting(batch, size, done))
         if self._making is None:

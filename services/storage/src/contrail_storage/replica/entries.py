@@ -142,6 +142,8 @@ class AppendRequest:
 
     def stop_before(self, taken: int) -> int:
         """The position up to which messages may join a command that has ``taken`` others first."""
+        # It must begin a command: the roll-up removes everything before it, also earlier messages
+        # of this request.
         if taken and self.taken in self.firsts:
             return self.taken
         return min((at for at in self.firsts if at > self.taken), default=self.count)
@@ -155,6 +157,8 @@ class AppendRequest:
         if not self.taken:
             self.done(error)
             return
+        # Some messages are in an entry already, so the request as a whole is neither refused nor
+        # done.
         rest = self.count - self.taken
         start, self.taken = self.taken, self.count
         unknown = PubResult(0, code=errors.OUTCOME_UNKNOWN.code, count=rest)
@@ -164,6 +168,7 @@ class AppendRequest:
         """Set the outcomes of the ``count`` messages from position ``start`` on."""
         self._outcomes.append((start, runs))
         self.remaining -= count
+        # Only when all parts have an outcome: a caller gets one answer.
         if self.remaining:
             return
         if len(self._outcomes) > 1:
@@ -265,6 +270,8 @@ class EntryContext:
     def resolve(self, results: Sequence[Result | Unapplied]) -> None:
         """Hand the results of the entry's commands to the waiters."""
         for waiter, result in zip(self.waiters, results, strict=True):
+            # The command is in the log. If only a read failed, the next start applies it, so the
+            # command is not refused.
             if isinstance(result, Unapplied):
                 _fail(waiter, ApiError(errors.OUTCOME_UNKNOWN, result.reason))
             elif isinstance(waiter, list):
@@ -378,8 +385,12 @@ class _AppendBuilder:
         count_max = min(count_max, BLOCK_MESSAGES_MAX - self.count)
         if request.firsts:
             count_max = min(count_max, request.stop_before(self.count) - start)
+        # A request that is somewhat larger than a block gets one to itself: cutting it would copy
+        # all of it.
         whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
         if request.atomic:
+            # An atomic batch has a command to itself: `apply` refuses all messages of an atomic
+            # command.
             stop, size = (0, 0) if self.count else (request.count, request.size)
         elif not start and request.count <= count_max and self.bytes + request.size <= whole_max:
             stop, size = request.count, request.size
@@ -444,6 +455,7 @@ class EntryBuilder:
 
     def add(self, request: CommandRequest) -> None:
         """Add a command."""
+        # Messages that came before this command must be applied before it.
         builder = self._open.pop(request.shard, None)
         if builder is not None:
             self._close(builder)
@@ -463,6 +475,7 @@ class EntryBuilder:
         used_up = builder.take(request, BLOCK_MESSAGES_MAX - self.messages)
         self.messages += builder.count - before
         self.size += builder.bytes - before_bytes
+        # The command is full, or must not have other messages. Later ones begin another command.
         if request.atomic or not used_up:
             self._close(self._open.pop(request.shard))
         return used_up

@@ -24,6 +24,7 @@ Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 
 def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
     """Load everything that a node has stored."""
+    # First: the log is read from these indexes on.
     applier.written_indexes.update(applied_indexes(scan))
     load_meta(scan, meta)
     for entry in meta.streams.values():

@@ -53,12 +53,14 @@ class LogTime:
             _log.warning("clock_doubted", reason=self.doubt)
 
     def _begin(self, last_entry_ns: int) -> None:
+        # Another leader's entries may be later than the clock of this node.
         last_ns = max(self.now(), last_entry_ns)
         wall_ns, boot_ns = time.time_ns(), _boot_ns()
         known_ns = last_ns
         if self._record is not None:
             known_ns = max(last_ns, self._record.known_ns(self._boot_id, boot_ns))
             self.doubt = doubt(known_ns, wall_ns, self._jump_max_ns)
+        # The clock may be right and the node was off for long. A time service knows.
         if self.doubt and is_synchronized(wall_ns):
             self.doubt = ""
         # Only entries bind log time: a later known time may come from a clock that was ahead.

@@ -90,6 +90,7 @@ class MemoryGroup:
         if not self.is_leader:
             raise NotLeadingError
         if not self._proposed:
+            # In a later turn, as with a log: `propose` returns before the entry is applied.
             asyncio.get_running_loop().call_soon(self._commit)
         self._last_index += 1
         self._proposed.append(MemoryEntry(self._last_index, _TERM, data, context))

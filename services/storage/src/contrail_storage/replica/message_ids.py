@@ -56,6 +56,7 @@ def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
     """Replace each long id by a keyed digest; return heap and lengths."""
     ends = np.frombuffer(ids.offsets, np.uint32).tolist()
     texts = [ids.heap[start:end] for start, end in itertools.pairwise(ends)]
+    # The cost of a hash grows with the longest id, and clients choose it.
     for at, text in enumerate(texts):
         if len(text) > _DIRECT_BYTES_MAX:
             texts[at] = blake2b(text, digest_size=_DIRECT_BYTES_MAX, key=key).digest()
@@ -82,5 +83,6 @@ def _factors(key: bytes) -> _Factors:
     constant, length, *words = np.frombuffer(digest, np.uint64).reshape(-1, _PARTS)
     lengths = np.arange(_DIRECT_BYTES_MAX + 1, dtype=np.uint64)
     by_length = lengths[:, None] * length + constant
+    # So the empty id has the hash NO_ID, in any batch.
     by_length[0] = 0
     return _Factors(constant, length, np.array(words), by_length)

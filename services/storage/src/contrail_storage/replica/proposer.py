@@ -134,6 +134,7 @@ class Proposer:
         Raises ApiError (OVERLOADED, NOT_READY, too large, no space) at once, without effect.
         """
         request = AppendRequest(shard, content, done)
+        # Before anything is counted, so that a refusal has nothing to undo.
         self.check_space(request.size)
         request.check_size()
         loop = self._admit(request.size)
@@ -176,6 +177,7 @@ class Proposer:
         if not self.group.is_leader:
             raise no_leader()
         waiting = self._queue_bytes + self._held_bytes
+        # One request is accepted whatever its size, or the largest could never be published.
         if waiting and waiting + size > QUEUE_BYTES_MAX:
             raise overloaded()
         loop = asyncio.get_running_loop()
@@ -187,6 +189,8 @@ class Proposer:
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._scheduled:
             self._scheduled = True
+            # At the end of this turn of the event loop: requests that arrived together share an
+            # entry.
             loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -224,8 +228,10 @@ class Proposer:
     def _may_propose(self) -> bool:
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
+        # Otherwise wait: requests that arrive now make the next entry larger, and share its sync.
         if self._in_flight < _ENTRIES_IN_FLIGHT:
             return True
+        # A full entry gains nothing by waiting.
         full = self._queue_bytes >= ENTRY_BYTES_MAX
         return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
 
@@ -235,6 +241,7 @@ class Proposer:
         queue = self._queue
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
             request = queue[0]
+            # A large command goes alone, so that small requests do not wait for its bytes.
             if entry.size and request.needs_an_entry:
                 break
             if isinstance(request, CommandRequest):
@@ -242,6 +249,8 @@ class Proposer:
             else:
                 try:
                     if not entry.take(request):
+                        # The rest of the request follows in the next command or entry. It stays at
+                        # the front.
                         continue
                 except Exception as error:
                     _log.exception("messages_not_encoded")
@@ -279,6 +288,7 @@ class Proposer:
     def fail_all(self) -> None:
         """Refuse all queued requests: leadership or the log is lost, and they were not applied."""
         while self._queue:
+            # What is still queued is in no entry, so its refusal is certain.
             self._queue.popleft().give_up(no_leader())
         self._queue_bytes = 0
 

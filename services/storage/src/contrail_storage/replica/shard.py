@@ -85,6 +85,7 @@ class Shard:
 
     def notify(self) -> None:
         """Call the listeners: something has changed that waiting readers or pulls look at."""
+        # A copy: a listener may remove itself.
         for listener in list(self.listeners):
             listener()
 

@@ -53,6 +53,8 @@ class ShardLogs:
         Raises DATA_LOST for a damaged shard; only its stream can still be removed.
         """
         target = self._shards.get(shard)
+        # Nothing may be built on a state that is incomplete, and no caller should wait for an entry
+        # that is not applied.
         if target is not None and target.damaged and not isinstance(command, DropStream):
             raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
         log = self._memory if is_in_memory(shard) else self._durable

@@ -175,6 +175,7 @@ class StoreWriter:
         That is the case when other jobs are queued, the jobs are large, or the store stalls or has
         failed.
         """
+        # The order of jobs must hold: nothing may overtake a queued job.
         if self.submitted != self.settled or self.failed or sum(map(_size, jobs)) > _NOW_BYTES_MAX:
             return False
         started = time.perf_counter()
@@ -206,6 +207,8 @@ class StoreWriter:
                 continue
             started = time.perf_counter()
             try:
+                # In one batch where possible: a flush between batches is consistent too, because
+                # each has its applied index.
                 for part in _apart(jobs):
                     self._write(self._operations(part))
             except Exception as error:
@@ -256,6 +259,8 @@ class StoreWriter:
             except self._stalled:
                 # The store is stalled and has written nothing, so the same batch is tried again.
                 self.stalls += 1
+                # Only when the node stops. While it runs, a stall ends by itself, and requests are
+                # held back.
                 if time.monotonic() > self._stall_until:
                     raise
                 time.sleep(_STALL_WAIT_S)
@@ -283,8 +288,11 @@ class StoreWriter:
                 operations += self._block_puts(shard, block, span, job.index)
             for gone in job.dropped:
                 operations += _block_deletes(gone)
+            # After the blocks of the same job, in the order of entries: a row of a dropped shard
+            # removes its blocks as well.
             operations += job.rows
             applied[job.group] = job
+        # Once per batch, with the last index: rows and index are one atomic write.
         for group, job in applied.items():
             value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
             operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
@@ -320,6 +328,7 @@ def _block_deletes(gone: GoneBlock) -> list[Row]:
     index_key = keys.large_key(keys.BLOCK_INDEX, gone.shard, gone.base_seq)
     return [
         ("delete", keys.large_key(keys.BLOCK, gone.shard, gone.base_seq)),
+        # A page may list the block. Without an empty row, a start would expect it.
         ("put", index_key, b"") if gone.paged else ("delete", index_key),
     ]
 

@@ -31,6 +31,7 @@ class WriteBehind:
         self._writer = writer
         self._blocks = blocks
         self._on_written = on_written
+        # Jobs of applied entries in order, their bytes, and the timer of the next flush.
         self._held: list[WriteJob] = []
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -52,11 +53,13 @@ class WriteBehind:
         jobs, self._held, self._bytes = self._held, [], 0
         if not jobs:
             return
+        # Before writing: a joined block is written once, its parts never.
         if len(jobs) > 1:
             self._join_blocks(jobs)
         if self._writer.write_now(jobs):
             self._on_written(list(jobs))
         else:
+            # All of them to the thread, in order. None may be written here while others are queued.
             for job in jobs:
                 self._writer.submit(job)
 
@@ -79,11 +82,14 @@ class WriteBehind:
         if len(run.blocks) <= 1 or directory is None:
             return
         merge = merge_job(number, run.blocks)
+        # Removed by a later entry of the same batch. Then the parts are written, and removed again.
         if not directory.replace([block.base_seq for block in run.blocks], merge.span):
             return
         self._blocks.overlay_joined(number, run.blocks, merge.merged)
         for job in run.jobs:
             job.blocks = [each for each in job.blocks if each[1] not in run]
+        # With the last job: a joined block must not be stored before all entries of its messages
+        # are.
         run.jobs[-1].blocks.append((number, merge.merged, merge.span))
 
 

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _NO_SEQS: Final = np.zeros(0, np.int64)
 
 Verdicts = dict[int, Refused | int]
-"""By position, the messages that are not stored: a refusal, or the sequence of the original."""
+"""The messages that are not stored, by position: a refusal, or the sequence of the original."""
 
 
 def append(state: ShardState, step: Step, command: Append) -> Result:
@@ -43,6 +43,7 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
         return Refused(errors.STREAM_SEALED.code)
     if not command.is_sound():
         return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
+    # Before the other checks: the batch is refused as a whole, and no message has a verdict.
     if command.atomic and not config.allow_atomic:
         return Refused(errors.ATOMIC_DISABLED.code)
     appended, block = _append(state, step, config, command)
@@ -82,6 +83,8 @@ def _append(
     subject_index = np.frombuffer(command.subject_index, np.uint32)
     first_seq = state.counters.last_seq + 1
     unwanted: NDArray[np.bool_] | None = None
+    # Messages that no consumer wants get a sequence, so that clients see no difference, and are not
+    # stored (JetStream).
     if config.retention == "interest":
         unwanted = interest.unwanted(state, command.subjects, subject_index)
     # First by subject, once for each: the checks of single messages skip those that are refused.
@@ -90,6 +93,7 @@ def _append(
     checks.run(verdicts)
     rollups, ttls = command.rollups or {}, command.ttls or {}
     if verdicts:
+        # One refused message refuses all of them, duplicates included.
         if command.atomic:
             return _refused_as_one(first_seq, count, verdicts), None
         kept = np.flatnonzero(_without(count, verdicts))
@@ -97,6 +101,7 @@ def _append(
             return Appended(first_seq, count, verdicts), None
         columns = columns.select(kept)
         subject_index, sizes = subject_index[kept], sizes[kept]
+        # From here on, positions count the stored messages only.
         unwanted = None if unwanted is None else unwanted[kept]
         rollups, ttls = _stored(rollups, verdicts), _stored(ttls, verdicts)
     # Such a message is always the first of its command, so it replaces nothing of this append.
@@ -114,6 +119,7 @@ def _append(
         # After storing: a roll-up also replaces messages of its subject earlier in this append.
         _replace(state, step, rollups, first_seq, _numbers(state, command, subject_index), unwanted)
     if checks.new_ids is not None:
+        # Ids of unwanted messages too: their sequences are used, and a repeat must return them.
         state.dedupe.add(checks.new_ids, checks.new_id_seqs, step)
     state.counters.last_id = checks.last_id
     return Appended(first_seq, count, verdicts or None), block
@@ -158,6 +164,7 @@ def _store(
 ) -> Block:
     first_seq, count = state.counters.last_seq + 1, columns.count
     table = state.subjects
+    # `_refuse_by_subject` refused the new subjects if there is no capacity for them.
     if table.numbered.left < len(command.subjects):
         table.reserve(len(command.subjects), step.writes)
     if count == 1:
@@ -169,6 +176,7 @@ def _store(
         sids = _number_all(state, step, command, subject_index)
         table.add_run(sids, first_seq, step)
         size = int(sizes.sum())
+    # Log time of the entry, the same on every replica.
     times_ns = np.full(count, step.now_ns, np.int64)
     state.fresh.append(MessageFacts(first_seq, sids, sizes, times_ns))
     _count(state, step, count, count, size, columns.payload)
@@ -199,6 +207,8 @@ def _store_wanted(
         within = wanted[start:stop]
         sids = np.zeros(stop - start, np.uint32)
         sids[within] = _number_all(state, step, command, subject_index[positions])
+        # Blanks need some number: one that is in the block anyway, so that it compresses. Nobody
+        # reads it, because blanks are marked as deleted.
         sids[~within] = sids[0]
         state.subjects.add_all(sids[within], positions + first_seq, step)
         stored = strip_dead_columns(columns.slice(start, stop), within)
@@ -208,6 +218,7 @@ def _store_wanted(
         payload = stored.payload
     size = int(sizes[positions].sum())
     _count(state, step, count, len(positions), size, payload)
+    # After counting: the head moves past the unwanted messages only if their sequences are used.
     deletion.leave_out(state, np.flatnonzero(~wanted) + first_seq, step.writes)
     step.writes.reached[state.shard] = state.counters.last_seq
     return block
@@ -217,6 +228,7 @@ def _number_all(
     state: ShardState, step: Step, command: Append, subject_index: U32Array
 ) -> U32Array:
     """The subject number of each message; new subjects get their number now."""
+    # Only subjects of stored messages: a refused one would keep a number without messages.
     used = np.zeros(len(command.subjects), np.bool_)
     used[subject_index] = True
     numbers = np.zeros(len(command.subjects), np.uint32)
@@ -233,6 +245,8 @@ def _count(
     counters.messages += messages
     counters.bytes += size
     counters.last_time_ns = step.now_ns
+    # Over all payloads ever stored. A checkpoint compares it, so a store that lost or changed
+    # messages does not start.
     counters.digest = crc32c.crc32c(payload, counters.digest)
 
 
@@ -257,10 +271,12 @@ def _replace(
 
     An unwanted message replaces others too, although it is not stored itself.
     """
+    # Of several roll-ups of a subject only the newest counts: it replaces the others as well.
     newest = {int(numbers[at]): at for at in sorted(rollups) if numbers[at] >= 0}
     if not newest:
         return
     if unwanted is not None:
+        # They are in no block, so they must not count as messages that stay.
         numbers = np.where(unwanted, -1, numbers)
     sids = np.array(sorted(newest), np.uint32)
     kept = [np.count_nonzero(numbers[newest[sid] :] == sid) for sid in sids.tolist()]
@@ -335,6 +351,7 @@ class _Checks:
         """
         command, config = self._command, self._config
         hashes = None if command.ids is None else IdHashes.of(command.ids)
+        # The arrays are looked at as a whole first. Most appends have no message that needs more.
         largest = int(self._sizes.max())
         if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
             self._check_sizes(verdicts)
@@ -376,6 +393,7 @@ class _Checks:
             stored = _without(hashes.count, verdicts)
             twins = np.flatnonzero(stored & (known > 0))
             verdicts.update(zip(twins.tolist(), known[twins].tolist(), strict=True))
+            # A duplicate neither becomes the last id nor is remembered again.
             stored[twins] = False
             hashes = hashes.at(np.flatnonzero(stored))
         if not hashes.count:
@@ -406,6 +424,7 @@ class _Checks:
                 continue
             seq = self._first_seq + self._accepted
             self._accepted += 1
+            # An unwanted message is not the last one of its subject: it is not there.
             if self._is_wanted(at):
                 self._stored[subject] = seq
             self.last_id = message_id
@@ -426,6 +445,8 @@ class _Checks:
         rollup = (self._command.rollups or {}).get(at)
         if expected is not None and expected.stream not in (None, config.name):
             return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
+        # Before the expectations, as in JetStream: a publisher that repeats a message whose ack was
+        # lost gets the ack again, although its expectations do not hold any more.
         if twin:
             return twin
         if expected is not None:
@@ -451,6 +472,8 @@ class _Checks:
         if expected.last_subject_seq is not None:
             pattern = expected.last_subject_seq_subject or subject
             actual = self._last_of(pattern)
+            # An exact answer would need a search through blocks, which is not bounded. The
+            # publisher may try again; `KeepInterest` searches meanwhile.
             if self._is_bound(pattern, actual):
                 return Refused(
                     errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"

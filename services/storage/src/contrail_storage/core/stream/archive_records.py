@@ -100,6 +100,8 @@ def _deadline_records(
     size = 0
     for key, row in deadlines:
         seqs = np.frombuffer(row, np.int64)
+        # Rows of removed messages stay until they are due. A check of the archive would refuse
+        # them.
         live = (seqs >= state.counters.first_seq) & state.deleted.are_live(seqs)
         if live.any():
             rows.append((keys.deadline_of(key)[0], seqs[live].tobytes()))
@@ -120,6 +122,7 @@ def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
     )
     pinned = b"" if consumer.pinned is None else consumer.pinned.encode()
     yield Record(archive.CONSUMER, _encode(Consumer(consumer.consumer_id, first, pinned)))
+    # A consumer may have more pending messages than fit into a record.
     for start in range(_PENDING, len(pending), _PENDING):
         more = MorePending(consumer.consumer_id, dict(pending[start : start + _PENDING]))
         yield Record(archive.PENDING, _encode(more))
@@ -145,6 +148,7 @@ def block_record(
     first_seq = state.counters.first_seq
     if block.last_seq < first_seq:
         return None
+    # The head may divide a block; what is below it was removed and must not be in an archive.
     if block.base_seq < first_seq:
         at = first_seq - block.base_seq
         columns = block.columns.slice(at, block.count)

@@ -101,6 +101,8 @@ class CapacityCheck:
             messages = used = 0
         if stored:
             messages, used = messages + 1, used + size
+            # Only if the stream gets fuller: a stream over a lowered limit still accepts messages
+            # that replace others of at least their size.
             if self._messages < messages and 0 <= config.max_msgs < messages:
                 return "maximum messages exceeded"
             if self._bytes < used and 0 <= config.max_bytes < used:

@@ -114,11 +114,13 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
     consumer = state.consumers.get(command.consumer_id)
     if consumer is None:
         return Refused(errors.CONSUMER_NOT_FOUND.code)
+    # An ack token from before accepted data loss: its sequence may be another message now.
     if consumer.epoch != command.epoch:
         return Refused(errors.TOKEN_STALE.code)
     from_seq = consumer.next_seq
     settled = consumer.change(command, step)
     if isinstance(command, cmd.Deliver):
+        # In the same entry, so that no reader sees a pending message that is not in the stream.
         forget_gone(state, step, consumer, command.seqs)
     if state.config.retention != "limits":
         interest.settled(state, step, consumer, settled)
@@ -144,6 +146,7 @@ def forget_trimmed(state: ShardState, step: Step) -> None:
     """Remove the messages below the first sequence from the consumers' pending."""
     first_seq = state.counters.first_seq
     for consumer in state.consumers.values():
+        # No delta: a load trims by the first sequence of the stream too.
         consumer.given_up.trim(first_seq)
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(Trimmed(first_seq), step)

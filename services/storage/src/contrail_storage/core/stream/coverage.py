@@ -35,6 +35,8 @@ class Coverage(dict[str, bool]):
         covered = subject in self._literals or any(
             matches(pattern, subject) for pattern in self._wildcards
         )
+        # Most subjects occur again. A full cache starts over: keeping the order of use would cost
+        # more than it saves.
         if len(self) >= SUBJECTS_MAX:
             self.clear()
         self[subject] = covered

@@ -38,6 +38,7 @@ def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Resul
     record.next_consumer_id += NUMBER_STEP
     state.write_record(step.writes)
     for consumer in state.consumers.values():
+        # Lost messages cannot be acknowledged, and would be pending for ever.
         forget_gone(state, step, consumer, list(consumer.pending))
         consumer.epoch += NUMBER_STEP
         consumer.version += INDEX_STEP

@@ -42,6 +42,8 @@ class Deadlines:
         """Messages of one append (``seqs`` ascending, at least one) are due at ``deadline_ns``."""
         key = keys.deadline_key(self.shard, deadline_ns, int(seqs[0]))
         writes.put(key, seqs.tobytes())
+        # Never raised by an append: a bound that is too low costs a scan, one too high a message
+        # that never expires.
         self._fresh_ns = min(self._fresh_ns, deadline_ns)
 
     def drop(self, rows: I64Array, writes: Writes) -> None:

@@ -91,6 +91,8 @@ def _are_due(state: ShardState, step: Step, due: _Due, rows: I64Array) -> bool:
     if max_age_ns <= 0 or not len(due.seqs):
         return False
     old = due.times_ns <= step.now_ns - max_age_ns
+    # All or nothing: one message that is not due shows that the configuration changed, so all that
+    # the leader found is out of date.
     return bool((old & state.exempt.are_live(due.seqs)).all())
 
 
@@ -112,6 +114,8 @@ def _newest(
     last: dict[int, int] = {}
     stay: list[int] = []
     for sid, own, seq in zip(sids[losing].tolist(), newest[losing].tolist(), older, strict=True):
+        # If the leader's finding does not hold any more, `apply` must not search: it could read the
+        # whole stream. So the message stays, and the leader searches again.
         if 0 < seq < own and seq not in gone and state.is_live(seq):
             last[sid] = seq
         else:
@@ -140,6 +144,7 @@ def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:
     ttl_ns = config.subject_delete_marker_ttl_ns
     # A message that arrived after the leader looked makes the marker unnecessary.
     names = [name for name in names if name not in state.subjects.ids]
+    # A marker is an extra: it is left out when it does not fit, and expiry goes on.
     if ttl_ns <= 0 or not state.subjects.has_capacity(len(names)):
         return
     headers: Headers = {
@@ -148,6 +153,7 @@ def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:
     }
     if config.discard == "new" and config.max_bytes >= 0:
         bytes_left = max(config.max_bytes - state.counters.bytes, 0)
+        # With `discard: new`, a marker must not exceed the limit that refuses messages of clients.
         names = names[: bytes_left // header_size(headers)]
     if names:
         count = len(names)

@@ -36,6 +36,7 @@ def restore_part(state: ShardState, step: Step, command: cmd.RestorePart) -> Res
     """Take up some records of an archive."""
     if state.record is not None:
         return Refused(errors.STREAM_RESTORE_EXISTS.code)
+    # The configuration comes with the last command only, and blocks are stored before it.
     state.restored_with = command.compression
     mark = step.writes.mark(state.shard)
     try:
@@ -78,6 +79,7 @@ def finish_restore(state: ShardState, step: Step, command: cmd.FinishRestore) ->
     state.loss = header.loss
     if state.loss is not None:
         state.write_loss(writes)
+    # The last messages may be in no block, if they were deleted: readers must not wait for them.
     writes.reached[state.shard] = header.last_seq
     state.write_counters(writes)
     state.write_record(writes)

@@ -74,6 +74,8 @@ class ShardState:
 
         Those who count pending messages count them again when it changes. Never decreases.
         """
+        # The same code makes the state of a new shard and that of a dropped one, so neither can
+        # forget a field.
         self.clear()
 
     def clear(self) -> None:
@@ -151,6 +153,8 @@ class ShardState:
         if config.shards <= 1:
             return config
         # The configuration of a stream of several shards is divided once, not with each command.
+        # `is`: a new configuration is a new object, and comparing fields would cost as much as
+        # dividing.
         if self._shared is None or self._shared[0] is not config:
             own = msgspec.structs.replace(
                 config,

@@ -84,9 +84,11 @@ class StreamMachine(ShardState):
             self.fresh_index = index
         # The time of a shard never goes backwards, whichever leader stamped the entry.
         step = Step(index, max(min(time_ns, INT64_MAX), self.counters.last_time_ns), writes)
+        # Before the command, so that an id is known for exactly the window, on every replica.
         if self.dedupe.marks:
             self.dedupe.expire(step.now_ns, self.record.config.duplicate_window_ns, writes)
         result = handle(self, step, command)
+        # Whichever command moved the head: a consumer must not wait for messages below it.
         if self.shard in writes.trimmed:
             consumer_changes.forget_trimmed(self, step)
         return result

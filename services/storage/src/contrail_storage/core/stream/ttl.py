@@ -40,6 +40,7 @@ def raised_ttls(
     low = [at for at, ttl_ns in ttls.items() if 0 < ttl_ns < floor_ns]
     if not low:
         return columns, ttls
+    # Sealed headers cannot be changed here: `apply` has no keys.
     if columns.seals is None:
         headers: list[Headers | None] = [None] * columns.count
         if columns.headers is not None:
@@ -70,5 +71,7 @@ def note(state: ShardState, step: Step, ttls: dict[int, int], first_seq: int) ->
         if ttl_ns == TTL_NEVER:
             state.exempt.add_many(seqs, step.writes)
         else:
+            # From log time, so that all replicas expire the message alike, whatever their clocks
+            # say.
             deadline_ns = min(step.now_ns + ttl_ns, INT64_MAX)
             state.deadlines.add(deadline_ns, seqs, step.writes)

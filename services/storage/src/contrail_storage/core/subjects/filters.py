@@ -66,6 +66,7 @@ class SubjectFilter:
             grown = np.zeros(max(total, 2 * len(self._mask)), np.bool_)
             grown[: self._seen] = self._mask[: self._seen]
             self._mask = grown
+        # Only subjects that are new since the last use.
         for at in range(self._seen, total):
             name = table.numbered.texts[at]
             self._mask[at] = name is not None and matches_any(self.patterns, name)

@@ -1,4 +1,4 @@
-"""Names of subjects by number, in slots whose count follows the live subjects; and the way back.
+"""Names of subjects by number, and numbers by name. The number of slots follows the live subjects.
 
 New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
 that one old subject does not keep slots for all subjects that were removed after it.
@@ -7,9 +7,9 @@ Numbers are u32 and wrap around (``core.subjects.subject_table``). Internally th
 distance of a number from ``origin``, where the run of new numbers ends. So every new number has a
 higher rank than all numbers that were live when the run began, wherever the run lies.
 
-The way back, from a name to its number, needs no object for each number. A number as the value of a
-dict takes 32 bytes. Here the value is the number of a group of eight, one object for all eight; the
-list of names shows which of them it is.
+The dictionary from names to numbers has no object for each number, which would take 32 bytes. Its
+values are numbers of groups of eight, and the eight names of a group share one object. The list of
+names shows which of the eight it is.
 """
 
 from bisect import bisect_left
@@ -26,7 +26,7 @@ _MASK: Final = 0xFFFF_FFFF
 RUN: Final = 1_024
 """Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
 END: Final = (_MASK // RUN) * RUN
-"""No run goes further."""
+"""No run has this number or a higher one."""
 _GROUP: Final = 8
 
 
@@ -44,7 +44,7 @@ class SubjectNames(Sequence[str | None]):
         texts: list[str | None] | None = None,
         origin: int = 0,
     ) -> None:
-        """``old`` are ranks below ``young``, ascending; all from ``young`` on have slots."""
+        """``old`` are the ranks below ``young`` with slots, ascending; all later ones have one."""
         self.texts: list[str | None] = [] if texts is None else texts
         self.origin = origin
         self._old = old
@@ -64,6 +64,7 @@ class SubjectNames(Sequence[str | None]):
         """
         count = len(numbers)
         sids, next_id = (numbers - origin) & _MASK, _rank(next_id, origin)
+        # At most a quarter of the slots are dead, so that the arrays stay small and need no search.
         dense = (count - np.arange(count)) * 4 >= (next_id - sids) * 3
         old = int(dense.argmax()) if dense.any() else count
         young = int(sids[old]) if old < count else next_id
@@ -230,6 +231,7 @@ class SubjectIds(Mapping[str, int]):
         names = self._table.numbered
         low = names.slot_from(group * _GROUP)
         near = names.texts[low : low + _GROUP]
+        # The highest first: a name may occur twice in a group, and the later number counts.
         near.reverse()
         return low + len(near) - 1 - near.index(name)
 

@@ -319,6 +319,7 @@ class SubjectTable:
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
+        # Not from 0: blocks of removed messages may be in the store, with the old numbers.
         self.numbered = self.numbered.emptied()
         self.ids.clear()
         self.unsettled.clear()
@@ -346,12 +347,15 @@ class SubjectTable:
         assert name is not None
         self.ids.remove(name)
         self.unsettled.discard(sid)
+        # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
         writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, sid))
+        # The highest number has no row any more, and a start would give it out again.
         if sid == self.next_id - 1:
             self._put_next_id(writes)
 
     def _trim(self) -> None:
+        # Half of the slots: the cost of a rebuild is spread over as many removals.
         if self._dead >= PAGE and self._dead * 2 >= self.size:
             self._lay_out()
 
@@ -557,6 +561,7 @@ class SubjectTable:
             return np.zeros(0, np.uint32)
         sids, first, last, counts = map(np.concatenate, parts)
         at = self.numbered.slots(sids)
+        # Delta rows may name subjects that died later: they have no name any more, and no slot.
         kept = (at >= 0) & (at < self.size)
         at = at[kept]
         if self.unsettled:

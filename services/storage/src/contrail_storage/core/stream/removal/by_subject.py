@@ -63,6 +63,8 @@ def find_oldest(
 ) -> Oldest:
     """The ``quota`` oldest messages of each of ``sids`` (ascending) below ``to_seq``."""
     table = state.subjects
+    # Lower bounds of the first sequences. They are raised to where this search ends, so that no
+    # search reads the same blocks again.
     first = table.first[table.numbered.slots(sids)].copy()
     seq = max(int(first.min()), state.counters.first_seq)
     to_seq = min(to_seq, state.counters.last_seq + 1)

@@ -22,6 +22,7 @@ def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
     seq = command.seq
     if not state.is_live(seq):
         return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
+    # The command comes from the log: a wrong one must not make the table inconsistent.
     if not 0 <= command.previous_seq < seq:
         return Refused(errors.INTERNAL.code, "the previous message is not before the message")
     facts = state.facts_at(seq)
@@ -75,6 +76,7 @@ def finish_removal(state: ShardState, step: Step, seqs: I64Array) -> None:
     """After ``seqs`` were removed anywhere: update the consumers, and move the head."""
     state.deletions += 1
     state.exempt.discard_many(seqs, step.writes)
+    # A consumer must not redeliver a message that is gone, or wait for its ack.
     consumers = [one for one in state.consumers.values() if one.pending or one.given_up]
     gone = set(seqs.tolist()) if consumers else set()
     for consumer in consumers:

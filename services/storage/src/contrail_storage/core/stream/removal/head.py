@@ -51,6 +51,7 @@ def move_head(state: ShardState, writes: Writes) -> None:
 def _head_facts(state: ShardState) -> tuple[MessageFacts, Live | None]:
     """Facts from the first sequence to the end of its run, and which of them are live."""
     first_seq = state.counters.first_seq
+    # The head stays in one block for thousands of removals, so its facts are kept.
     facts = state.head
     if facts is None or not facts.base_seq <= first_seq < facts.end_seq:
         facts = state.head = state.facts_at(first_seq)
@@ -68,6 +69,7 @@ def _take_head(
         count = min(count, messages_max)
         sids, sizes = facts.subject_ids[:count], facts.sizes[:count]
     else:
+        # Dead messages in between count as sequences, not as removed messages.
         positions = np.flatnonzero(live[:count])[:messages_max]
         count = int(positions[-1]) + 1
         sids, sizes = facts.subject_ids[positions], facts.sizes[positions]
@@ -90,4 +92,5 @@ def _forget_below_head(state: ShardState, writes: Writes) -> None:
     first_seq = state.counters.first_seq
     state.deleted.trim(first_seq, writes)
     state.exempt.trim(first_seq, writes)
+    # The store removes blocks below it; those that the first sequence divides stay as they are.
     writes.trimmed[state.shard] = first_seq

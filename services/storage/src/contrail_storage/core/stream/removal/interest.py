@@ -83,9 +83,12 @@ def settled(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: list
     if not live:
         return
     if state.config.retention == "interest":
+        # An ack with policy `all` may settle a million messages. Its entry notes the range, and
+        # further entries check it in slices.
         if len(live) * len(state.consumers) > CHECKS_MAX:
             recheck(state, live[0], live[-1] + 1, step.writes)
             return
+        # It has settled them: asking it again would cost as much as asking another one.
         others = [one for one in state.consumers.values() if one is not consumer]
         found = _unneeded(state, _known(state, np.array(live, np.int64)), others)
     else:
@@ -133,6 +136,7 @@ def _unneeded(
                 del left[seq]
         if not left:
             break
+    # Usually all or none of them are needed: no copy for all.
     if len(left) == len(found.seqs):
         return found
     return found.select(np.isin(found.seqs, np.fromiter(left, np.int64, len(left))))

@@ -25,6 +25,8 @@ def search_last(state: ShardState, step: Step, sids: list[int], seqs_max: int) -
     if not sids:
         return
     table, counters = state.subjects, state.counters
+    # Sorted: the order of a set depends on its history, and all replicas must search the same
+    # subjects.
     wanted = np.array(sorted(sids)[:SUBJECTS_MAX], np.int64)
     newest: dict[int, int] = {}
     seq = int(table.last[table.numbered.slots(wanted)].max())

@@ -77,6 +77,8 @@ def expire_age(state: ShardState, step: Step, command: cmd.ExpireAge) -> Result:
 def _evict(state: ShardState, step: Step, config: StreamConfig, messages_max: int) -> int:
     """Remove the oldest messages over the stream's limits; return how many."""
     counters = state.counters
+    # With discard `new`, appends were refused before they could exceed the limit. A limit that is
+    # lowered removes nothing.
     if config.discard != "old":
         return 0
     removed = 0
@@ -90,6 +92,7 @@ def _evict(state: ShardState, step: Step, config: StreamConfig, messages_max: in
             if over <= 0:
                 return 0
             sizes = facts.sizes if live is None else facts.sizes * live
+            # The fewest of the oldest messages whose bytes make up for the excess.
             return int(np.searchsorted(np.cumsum(sizes), over)) + 1
 
         removed += head.remove_head(state, step, over_bytes, messages_max - removed)

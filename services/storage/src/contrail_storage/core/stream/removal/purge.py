@@ -33,6 +33,8 @@ def trim(state: ShardState, step: Step, command: cmd.Trim) -> Result:
 
 def purge_subjects(state: ShardState, step: Step, command: cmd.PurgeSubjects) -> Result:
     """Purge a slice of the messages of some subjects below a sequence."""
+    # The keys of these messages are destroyed. Nobody can read them any more, whatever the
+    # configuration says now.
     refused = None if command.shredded else _refused(state)
     if refused is not None:
         return refused
@@ -43,9 +45,11 @@ def purge_all(state: ShardState, writes: Writes) -> int:
     """Remove all messages in one step, however many; return their number."""
     counters = state.counters
     removed = counters.messages
+    # Sequences continue: a purge never makes a sequence mean another message.
     counters.first_seq = counters.last_seq + 1
     counters.messages = counters.bytes = 0
     counters.replaced = {}
+    # Consumers count their pending messages again.
     state.deletions += 1
     state.subjects.clear(writes)
     state.deleted.clear(writes)
@@ -70,6 +74,8 @@ def replace_older(
     sids, quota, below = sids[older], quota[older], below[older]
     removed = by_subject.remove_oldest(state, step, sids, quota, by_subject.REMOVED_MAX)
     if removed < int(quota.sum()):
+        # By name and in the counters: later entries continue, also after a restart and after the
+        # number has become another one.
         names = [state.subjects.name(sid) for sid in sids.tolist()]
         state.counters.replaced |= dict(zip(names, below.tolist(), strict=True))
 
@@ -100,6 +106,7 @@ def _purge(
     sids = sids[table.first[table.numbered.slots(sids)] < to_seq]
     if not len(sids):
         return Removed(0)
+    # Counted when the command is applied, so that `keep` holds with messages that came meanwhile.
     quota = table.counts[table.numbered.slots(sids)].astype(np.int64)
     excess = int(quota.sum()) - keep
     if excess <= 0:
