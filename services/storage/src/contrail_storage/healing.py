@@ -117,6 +117,7 @@ class Healing:
 
     def fail_store(self, error: Exception) -> None:
         """Continue without the store after a failed write or flush, and open it again."""
+        # The first failure starts the recovery; the others are its consequence.
         if self.store_failure:
             return
         self._note(error)
@@ -174,8 +175,10 @@ class Healing:
         await whole(self._check_writable)
         if not node.begun:
             await whole(self._begin_log)
+        # A job that is on its way must not reach the new store: the log has it already.
         await self._until_lost()
         applied = node.applied()
+        # RocksDB's lock allows one open store, so the failed one must be closed first.
         await whole(node.raw_store.suspend)
         try:
             self._take_over(await self._rebuild(applied, writable=True))
@@ -183,6 +186,7 @@ class Healing:
             with suppress(OSError, StoreError):  # if this fails too, nothing can be read for now
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
+        # Only when the new state is in place: a job of the old one must not reach the new store.
         node.writer.go_on()
 
     def _check_writable(self) -> None:
@@ -237,6 +241,7 @@ class Healing:
         try:
             rebuilt = await asyncio.shield(work)
         except asyncio.CancelledError:
+            # The thread would go on reading and writing the folder after the node has released it.
             given_up.set()
             await asyncio.wait([work])
             if work.exception() is None:

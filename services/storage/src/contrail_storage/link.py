@@ -95,6 +95,7 @@ class LocalLink:
             if subject and not any(overlaps(subject, own) for own in info.config.subjects):
                 continue
             infos.append(info)
+            # One more than asked for shows that there is another page.
             if len(infos) > limit:
                 return Page(streams=infos[:limit], next_token=encode_token(infos[-2].config.name))
         return Page(streams=infos)
@@ -132,6 +133,7 @@ class LocalLink:
     def _send(self, stream: Stream, content: PublishContent, done: Done) -> None:
         answer = Answer(self.deadline, done)
         stream.publish(content, answer)
+        # After the publish: one that is refused at once needs no deadline.
         self.deadline.limit(answer)
 
     async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
@@ -240,6 +242,7 @@ class LocalLink:
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of the stream as of now."""
         shards = self._stream(stream).sound_shards()
+        # A snapshot reads the store, which may be behind what is applied and acknowledged.
         await self.deadline.wait(self._node.until_written())
         return self._node.snapshotter.stream(shards, consumers=consumers)
 
@@ -325,6 +328,7 @@ class LocalLink:
     ) -> list[AckResult]:
         """Accept acknowledgements; with ``sync``, wait until they are durable."""
         found = self._node.consumers.find(self._writable(stream), consumer)
+        # Without `sync`, the caller does not wait for the log, so no deadline is needed.
         work = found.acknowledge(items, sync=sync)
         return await (self.deadline.change(work) if sync else work)
 

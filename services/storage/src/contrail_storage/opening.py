@@ -39,6 +39,7 @@ def open_node(options: NodeOptions, make: Make) -> "StorageNode":
 def _open(options: NodeOptions, make: Make) -> "StorageNode":
     files = options.files or Files()
     files.make_directory(options.data_dir)
+    # Before anything is read: another process could change it meanwhile.
     lock = FolderLock(options.data_dir)
     node: StorageNode | None = None
     try:
@@ -62,6 +63,7 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
 
 def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
     """Return a node with everything stored; raises an error if a part of it is damaged."""
+    # Before the store is opened: opening changes files, and wrong keys must change nothing.
     find_keyring(files, options.data_dir, options.node_keys)
     check_store_is_there(files, options.data_dir)
     store = options.open_store(options.data_dir / STORE_NAME)

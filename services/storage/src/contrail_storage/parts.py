@@ -1,4 +1,4 @@
-"""The parts of a node that work in the background, and when a checkpoint is due."""
+"""Makes the background parts of a node, and says when a checkpoint is due."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +30,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
     """Make the background parts of ``node`` over its ``store``."""
     options = node.options
     scrubber = Scrubber(
+        # Streams in memory have nothing on disk that could be damaged.
         lambda: [shard for shard in node.streams.shards() if not shard.in_memory],
         node.blocks,
         store,
@@ -71,7 +72,7 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
 
 
 def disk_budget_of(node: "StorageNode") -> DiskBudget:
-    """Make the disk room of ``node``, which refuses messages when the disk is nearly full."""
+    """Make the disk budget of ``node``, which refuses messages when the disk is nearly full."""
 
     def waiting_bytes() -> int:
         queued = node.log.queued_bytes + node.shard_log.queued_bytes
@@ -93,5 +94,6 @@ def is_checkpoint_due(node: "StorageNode") -> bool:
     if node.disk_budget.short:
         node.disk_budget.measure()  # deletions may have freed space
     stats = node.log.stats
+    # The size of the log is the time of the next start.
     large = stats.size_bytes >= node.options.checkpoint_bytes
     return large or (node.disk_budget.short and stats.segments > 1)

@@ -24,11 +24,13 @@ class UsedTickets:
 
         Tickets issued before this process began are refused: they may have been used then.
         """
+        # In the order of use, so the first one that is young enough ends the search.
         while self._used:
             oldest, came_ns = next(iter(self._used.items()))
             if now_ns - came_ns < _KEPT_NS:
                 break
             del self._used[oldest]
+        # A restart forgets used tickets. So it refuses all that were issued before it.
         if nonce in self._used or expires_ns - TICKET_NS < self._started_ns:
             return False
         if len(self._used) >= USED_MAX:

@@ -49,8 +49,9 @@ Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 class Dispatcher:
     """Selects and records the deliveries of one consumer, on the event loop.
 
-    ``position`` and ``consumer_seq`` run ahead of the machine, which has only what is applied. The
-    machine's position stops after ``_top_seq``: other filters may want what these pass over.
+    ``position`` and ``consumer_seq`` are ahead of the machine, which has only what is applied. The
+    recorded position is at most the sequence after ``_top_seq``: if the filters change, they may
+    match messages after it that the old ones passed over.
     """
 
     shard: Shard
@@ -86,8 +87,7 @@ class Dispatcher:
     # Whether the last command had a position before the one that was reached. A further command
     # records that one when nothing is in flight.
     _held_back: bool = False
-    # The highest sequence that was delivered or is in flight. The position that is recorded is at
-    # most one above it.
+    # The highest sequence that was delivered or is in flight.
     _top_seq: int = 0
     # Due when `_joined` must be proposed; None while nothing is joined.
     _join_timer: asyncio.TimerHandle | None = None
@@ -142,7 +142,7 @@ class Dispatcher:
     def _notice_change(self) -> None:
         """Use a configuration that was changed without a call of `reconfigured`.
 
-        Whoever changed it may have left before the change was applied.
+        The request that changed it may have ended before the change was applied.
         """
         if self._config is not self.consumer.config:
             self.reconfigured()
@@ -524,7 +524,7 @@ class Dispatcher:
         return 0
 
     def _give_back(self, seqs: list[int]) -> None:
-        """Make deliveries due again at once that count, but reached no client."""
+        """Make deliveries due again at once that are recorded, but reached no client."""
         consumer = self.consumer
         naks: list[tuple[AckKind, int, int]] = [("nak", seq, 0) for seq in seqs]
         with contextlib.suppress(ApiError):  # if refused, they are due after ack_wait

@@ -10,9 +10,9 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 
 _STALE_MAX: Final = 4_096
 DUE_MAX: Final = 10_000
-"""The most that one pull takes."""
+"""Sequences that one pull takes at most."""
 SLICE_MAX: Final = 8_192
-"""Pending messages that are read in one turn of the event loop; takes a few milliseconds."""
+"""Pending messages that are read in one turn of the event loop, in a few milliseconds."""
 
 
 class Redeliveries:
@@ -71,6 +71,7 @@ class Redeliveries:
             pending = self._consumer.pending.get(seq)
             if pending is not None:
                 heapq.heappush(self._heap, (pending.deadline_ns, seq))
+        # Each nak or in_progress adds a deadline and leaves a stale one.
         if len(self._heap) > 2 * len(self._consumer.pending) + _STALE_MAX:
             self.rebuild()
 
@@ -83,6 +84,8 @@ class Redeliveries:
         due: set[int] = set()
         while len(due) < most and self._heap and self._heap[0][0] <= now_ns:
             deadline_ns, seq = heapq.heappop(self._heap)
+            # In flight: its redelivery is on its way to the log, and moves the deadline when it is
+            # applied.
             if self._stands(deadline_ns, seq) and seq not in in_flight:
                 due.add(seq)
         return sorted(due)

@@ -75,6 +75,7 @@ class AnswerDeadline:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for one in list(self.open_answers):
+            # In the order of their deadlines: all later ones are not due either.
             if one.due_s > now_s:
                 self._timer = loop.call_at(one.due_s, self._overdue)
                 return
@@ -95,6 +96,8 @@ class AnswerDeadline:
         task = asyncio.ensure_future(work)
         try:
             seen: Hashable = None
+            # Every timeout, look whether the log has moved since the last look. Only a log that
+            # stands still ends the wait.
             while seen != (seen := self._progress()):
                 await asyncio.wait([task], timeout=self._timeout_s)
                 if task.done():
@@ -102,6 +105,7 @@ class AnswerDeadline:
         except asyncio.CancelledError:
             task.cancel()
             raise
+        # Not cancelled: its commands may be in the log, and the steps after them must follow.
         self._going_on.add(task)
         task.add_done_callback(self._ended)
         raise self._unknown()

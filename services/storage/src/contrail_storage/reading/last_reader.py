@@ -120,6 +120,7 @@ class LastReader:
             return None
         seq = table.last_of(sid)
         block = await self._reader.block_of(shard, seq)
+        # Removed while the block was read. The search finds an older one, if there is any.
         if block is None or not machine.is_live(seq):
             return None
         message = self._reader.message(shard, block, seq - block.base_seq)
@@ -133,6 +134,8 @@ class LastReader:
         digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
         if request.token:
             token = decode_state(request.token, LastToken)
+            # Another subject or point, or a stream that was created again: its open subjects mean
+            # nothing here.
             if token.request != digest or len(token.gaps) > self._bounds.subjects:
                 raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
             return _Search.resume(token, shard.applied_seq, self._bounds.subjects)

@@ -25,6 +25,7 @@ def decode_token(token: str) -> str:
         position = base64.b64decode(padded, validate=True).decode()
     except (binascii.Error, ValueError):
         position = ""
+    # Empty means the first page. A token that decodes to nothing is not one of ours.
     if bool(position) != bool(token):
         raise ApiError(errors.BAD_REQUEST, "the page token is invalid", applied=False)
     return position

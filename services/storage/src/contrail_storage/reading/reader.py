@@ -103,6 +103,8 @@ class Reader:
     ) -> Found:
         """Select the live, applied and matching messages of ``block`` from ``from_seq`` on."""
         machine = shard.machine
+        # A block may reach below the first sequence, and beyond the last applied one: readers see
+        # neither.
         low = max(from_seq, block.base_seq, machine.counters.first_seq) - block.base_seq
         high = min(block.last_seq, shard.applied_seq) + 1 - block.base_seq
         next_seq = block.base_seq + max(high, 0)
@@ -116,6 +118,7 @@ class Reader:
             if live is not None:
                 wanted &= live
         gone = self.opener.gone(block.columns)
+        # Erased, and only waiting to be removed.
         if gone is not None:
             wanted &= ~gone[low:high]
         return Found(block, np.flatnonzero(wanted) + low, next_seq)
@@ -144,6 +147,7 @@ class Reader:
     async def get(self, shard: Shard, seq: int) -> StoredMessage:
         """Return one message (MESSAGE_NOT_FOUND)."""
         if shard.machine.is_live(seq) and seq <= shard.applied_seq:
+            # Checked again after the read: the message may have been removed meanwhile.
             block = await self.block_of(shard, seq)
             if block is not None and shard.machine.is_live(seq):
                 message = self.message(shard, block, seq - block.base_seq)
@@ -159,6 +163,7 @@ class Reader:
             return 0
         sid = int(block.subject_ids[seq - block.base_seq])
         table = machine.subjects
+        # No older message of the subject is below it, so the search backwards ends there.
         floor_seq = max(int(table.first[table.numbered.slot(sid)]), machine.counters.first_seq)
         while block is not None and seq > floor_seq:
             stop = min(seq, block.last_seq + 1) - block.base_seq
@@ -232,6 +237,7 @@ class Reader:
                 if message is None:
                     continue
                 size += message_size(message.headers, len(message.payload))
+                # The first message is returned whatever its size, or a reader could never pass it.
                 if messages and size > request.max_bytes:
                     return messages, message.seq
                 messages.append(message)
@@ -270,6 +276,7 @@ class Reader:
         if not len(at):
             return total
         bottom_seq, top_seq = int(first.min()), int(last.max())
+        # Fewer messages lie before the range than in it: count those, and subtract them.
         if top_seq <= to_seq and low - bottom_seq < top_seq - low:
             # The table's count of these subjects, less their messages before `low`.
             everything = int(table.counts[at].sum())

@@ -101,6 +101,7 @@ class Replayer:
             )
         first_seq = machine.counters.first_seq
         low = request.from_seq or first_seq
+        # A range that was pinned must not silently shrink; with `clamp`, the caller allows it.
         if low < first_seq:
             if not request.clamp:
                 raise ApiError(
@@ -140,6 +141,7 @@ class Replayer:
                 made = await self._made(shard, making)
                 if made is None or not scan.stands(unit):
                     # Blocks or messages have changed: make this unit again, alone.
+                    # The units after it began at sequences that followed from this one.
                     await _settled(one for _, one in begun)
                     begun.clear()
                     made, seq = await self._in_turn(shard, scan, unit.low, encoder)
@@ -165,6 +167,8 @@ class Replayer:
         """Read and encode a unit. Runs in a thread."""
         try:
             views = self._blocks.view_many(number, unit.bases)
+        # Perhaps only RocksDB's own index is damaged: without its checksums it may lead to a wrong
+        # place. `_in_turn` reads again with all checks, and reports what is left.
         except (BlockCorruptError, StoreCorruptError) as error:
             raise BlockMissingError("to be read again, with all checks") from error
         for view, last_time_ns in zip(views, unit.last_times_ns, strict=True):

@@ -149,6 +149,7 @@ def select(
     mask: NDArray[np.bool_] | None = None
     if lookup is not None:
         mask = lookup.select(everything.subject_ids())
+    # Usually every message is live, and nothing is joined.
     if any(alive is not None for alive in live):
         alive = np.concatenate(
             [

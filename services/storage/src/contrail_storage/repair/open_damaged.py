@@ -1,8 +1,8 @@
-"""Opening a damaged folder with what can be read of it. Only done with ``accept_data_loss``.
+"""Opens a damaged folder with everything that can be read. Only with ``accept_data_loss``.
 
-Next to the damaged store, log and record, new ones are made and flushed; then they replace the
+A new store, log and record are made beside the damaged ones, and flushed. Then they replace the
 damaged ones. A stream that may have lost anything gets another incarnation. The state of a shard
-stays a prefix of its log: no entry after a gap in the log is applied.
+remains a prefix of its log: no entry after a gap in the log is applied.
 """
 
 # One module: the steps of one repair share the folder, the losses and the new store, in this order.
@@ -135,6 +135,7 @@ def open_damaged(
     except BaseException:
         close(sound)
         raise
+    # The option was left in the start command. It must not change a folder that is sound.
     if not unreadable:
         _log.warning("nothing_to_accept", data_dir=str(options.data_dir))
         return sound

@@ -1,4 +1,4 @@
-"""Read what is still readable of a store with damaged blocks."""
+"""Reads the rows of a damaged store that can still be read."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -47,6 +47,8 @@ class StrayRows:
                 if key[:1] != keys.BLOCK:
                     return value
                 block = decode_block(plain, BLOCK_CODECS)
+                # The index row names count, bytes and last time, so an older block of the same base
+                # is not mistaken for it.
                 if index in (None, index_row(span_of(block))):
                     return value
         return None
@@ -96,6 +98,7 @@ class ReadableRows:
                 self._note(number, kind)
             else:
                 yield key, value
+        # A scan ends at a row whose value is lost. So it is divided at these keys.
         for key in self._astray(prefix):
             found = self._found_astray(key, None)
             if found is None:
@@ -156,6 +159,8 @@ class ReadableRows:
                     yield row
             except StoreCorruptError:
                 on_gap()
+                # Doubling finds the end of a damaged table in few attempts. Skipped keys that are
+                # readable are noted as a gap all the same.
                 skip = skip * 2 if last == start else 1
                 start = _after(last, skip)
             else:

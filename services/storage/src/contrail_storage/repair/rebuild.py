@@ -1,8 +1,8 @@
-"""Opening a store again and rebuilding all state from it and the log, as a start does.
+"""Opens a store again and rebuilds all state from it and from the log, as a start does.
 
-A failed store has lost what it accepted and did not flush. The log still has that, because a
-checkpoint only removes segments after a flush. So machines and blocks are loaded from the rows, and
-the log is applied up to the node's indexes. All of this runs beside the running node.
+A failed store has lost the changes that it did not flush. The log still has them, because a
+checkpoint removes segments only after a flush. So machines and blocks are loaded from the rows, and
+the log is applied up to the indexes of the node. All of this runs beside the running node.
 """
 
 import queue
@@ -114,15 +114,19 @@ class _Rebuilding:
         self._writer.start()
 
     def run(self, log: NodeLog, applied: Mapping[int, int] | None) -> dict[int, int]:
+        # The rows are the state at the indexes of the store, and the log continues from there.
         load_node(self._scan, self.meta, self.applier, self._blocks)
         ends = dict(self.applier.written_indexes)
         for group, held in sorted(log.read_back(ends).items()):
             for data, index, term in held.entries:
+                # Entries after the node's index are not committed, or not applied yet. They reach
+                # the machines through the group.
                 if applied is not None and index > applied[group]:
                     break
                 self._check_wanted()
                 self.applier.apply(group, index, term, data, None)
                 ends[group] = index
+                # Unwritten blocks are in memory: a log of any length must not fill it.
                 self._take_reports(_UNWRITTEN_BYTES_MAX)
         self.applier.flush()
         self._take_reports(0)
@@ -147,6 +151,7 @@ class _Rebuilding:
 
     def _next_report(self) -> list[Job] | Exception:
         deadline = time.monotonic() + _WAIT_S
+        # In short waits, because a node that stops waits for this thread.
         while time.monotonic() < deadline:
             self._check_wanted()
             with suppress(queue.Empty):

@@ -1,4 +1,4 @@
-"""Salvage the usable part of a damaged log, and begin a new log at the indexes of the store.
+"""Salvages the usable part of a damaged log, and begins a new log at the indexes of the store.
 
 A group's entries are used up to the first missing one, because later entries may depend on it. If
 the store is ahead of the damage, nothing is missing, and later entries continue from the store.
@@ -54,6 +54,7 @@ def salvage(
         segments = []
     limits: list[int | None] = [segment.first_batch for segment in segments[1:]]
     for segment, limit in zip_longest(segments, limits):
+        # A segment is missing in between. Any group may have had entries in it.
         if reader.next_segment not in (0, segment.number):
             reader.doubt()
         reader.next_segment = segment.number + 1
@@ -114,8 +115,11 @@ class _SegmentSalvage:
         """Read the batches of a segment below `limit`, which is the first of the next segment."""
         number = segment.first_batch
         for batch in _batches(data, segment.salt):
+            # After a failed write, the next segment begins again with this number. The rest is
+            # void.
             if limit is not None and batch.number >= limit:
                 break
+            # Batches are missing before this one, or it does not decode.
             if batch.number != number or not self._take(segment, batch, sealer):
                 self.doubt()
             number = batch.number + 1
@@ -136,9 +140,13 @@ class _SegmentSalvage:
 
     def _take_record(self, record: Record, content: bytes) -> None:
         group = self._groups.setdefault(record.group, SalvagedGroup())
+        # Also of entries that are not used: new indexes must be above all that clients may have
+        # seen.
         group.highest = max(group.highest, record.index)
         if record.kind is RecordKind.HARD_STATE:
             group.term, group.voted_for = record.term, content.decode(errors="replace") or None
+        # After a gap nothing is added, even if it is sound: later entries may depend on a missing
+        # one.
         elif group.lost:
             return
         elif record.kind is RecordKind.ENTRY:
@@ -186,6 +194,7 @@ def _end_at(group: SalvagedGroup, index: int, term: int) -> None:
         group.lost = True
         return
     group.doubtful = False
+    # A leader was replaced: its last entries were never committed, and others follow.
     while group.entries and group.entries[-1][1] > index:
         group.entries.pop()
         group.end -= 1

@@ -1,7 +1,7 @@
-"""Replace damaged parts of a folder (store, log, record) by new ones, and keep them aside.
+"""Replaces damaged parts of a folder (store, log, record) by new ones, and keeps the old parts.
 
-The new parts are first made completely in a folder of their own. A small file then makes them
-valid: before it nothing has changed, and after it every start finishes the swap.
+The new parts are first completed in a folder of their own. Then a small file makes them valid.
+Before that file exists, nothing has changed. Once it exists, every start finishes the swap.
 """
 
 import shutil
@@ -43,6 +43,8 @@ def swap(files: Files, data_dir: Path) -> Path:
     """Make the new parts valid; return the folder in which the damaged parts are kept."""
     files.sync_directory(data_dir / _MAKING)
     number = max((int(path.name) for path in _sets(data_dir)), default=0) + 1
+    # The point of no return. The number in it is fixed, so a start that continues keeps the old
+    # parts in the same place.
     write_node_file(files, data_dir / _MADE, str(number).encode())
     finish_swap(files, data_dir)
     return data_dir / _ASIDE / str(number)
@@ -57,6 +59,7 @@ def finish_swap(files: Files, data_dir: Path) -> None:
     files.make_directory(aside)
     for name in _PARTS:
         made, current = data_dir / _MAKING / name, data_dir / name
+        # Moved before a crash, or this part was not damaged.
         if not made.exists():
             continue
         if current.exists():
@@ -64,6 +67,7 @@ def finish_swap(files: Files, data_dir: Path) -> None:
             files.sync_directory(aside)
         files.rename(made, current)
         files.sync_directory(data_dir)
+    # Last: until all parts are in place and synced, a start must repeat the loop.
     files.unlink(data_dir / _MADE)
     files.sync_directory(data_dir)
     discard_unfinished(data_dir)

@@ -10,7 +10,7 @@ from contrail_storage.store.memory_store import MemoryStore
 
 
 class MemoryBudget:
-    """Counts the rows in memory and the bytes on their way there; refuses messages beyond."""
+    """Counts rows in memory and bytes on their way there; refuses messages beyond the limit."""
 
     _log: Proposer
     _group: MemoryGroup
@@ -37,7 +37,7 @@ class MemoryBudget:
         return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
 
     def check(self, size: int) -> None:
-        """Raise MEMORY_FULL when there is no room for ``size`` more bytes of messages."""
+        """Raise MEMORY_FULL if ``size`` more bytes of messages do not fit."""
         if self.size_bytes + size > self.max_bytes:
             self._applier.flush()  # removed messages may still be in the store
         if self.size_bytes + size > self.max_bytes:

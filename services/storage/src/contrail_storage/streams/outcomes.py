@@ -1,4 +1,4 @@
-"""What the callers of commands get: results as they are expected, and refusals as errors."""
+"""Turns the results of commands into what callers expect: a value, or an ApiError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ def expect(result: Result, kind: type[ResultT]) -> ResultT:
 
 
 def error_of(refused: Refused) -> ApiError:
-    """Return the refusal that ``apply`` answered as the caller's error."""
+    """Return the ApiError for a refusal by ``apply``; nothing was applied."""
     if refused.problem is not None:
         return refused.problem.as_error()
     return ApiError(REGISTRY[refused.code], refused.detail, applied=False)

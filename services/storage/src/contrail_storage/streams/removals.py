@@ -46,6 +46,7 @@ class Removals:
         """
         if not all(shard.machine.exists for shard in shards):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+        # Sequences and `keep` belong to one shard.
         if len(shards) > 1:
             shards = check_purge(shards, subject, up_to_seq, keep)
         removed = 0
@@ -73,6 +74,7 @@ class Removals:
                 done = await self._shard_log.command(shard.machine.shard, command)
                 result = expect(done, Removed)
             removed += result.count
+            # Each slice is applied by itself, so publishes and acks continue in between.
             if not result.more:
                 return removed
 

@@ -116,6 +116,7 @@ class Restores:
         restore = self._open.get(token)
         if restore is None or restore.busy:
             raise ApiError(errors.BAD_REQUEST, "no such restore is in progress", applied=False)
+        # One call at a time: pieces have an order, and the checks keep state between them.
         restore.busy = True
         restore.wait_no_more()
         return restore
@@ -212,6 +213,8 @@ class _Restore:
         if self._part:
             await self._log_part()
         config = msgspec.structs.replace(header.config, name=self.name)
+        # A new incarnation: cursors and tokens of the original stream must not be valid here. All
+        # shards have the same one.
         own = self._headers[0].incarnation if self._headers else secrets.token_hex(8)
         self._headers.append(msgspec.structs.replace(header, config=config, incarnation=own))
         if self._number is None:

@@ -55,6 +55,7 @@ def _scatter_batch(shards: Sequence[Shard], batch: MessageBatch, send: Send, don
     if batch.atomic:
         _check_atomic(numbers, refused)
     elif refused:
+        # To no shard; the others of the batch are sent.
         numbers[list(refused)] = -1
     used = [number for number in distinct(numbers).tolist() if number >= 0]
     gathering = _Gathering(batch.count, refused, len(used), done)
@@ -67,6 +68,7 @@ def _scatter_batch(shards: Sequence[Shard], batch: MessageBatch, send: Send, don
         try:
             send(shards[number], own, settle)
         except ApiError as error:
+            # In a later turn, as all answers are.
             loop.call_soon(settle, error)
 
 
@@ -141,6 +143,8 @@ class _Gathering:
             self._parts.append((positions, _in_shard(outcome, number)))
         self.waiting -= 1
         if not self.waiting:
+            # If every shard failed, the request failed. If only some did, each message has its own
+            # outcome.
             failed = len(self._errors) == len(self._parts) and not self.refused
             self.done(self._errors[0] if failed else self.results())
 

@@ -75,6 +75,7 @@ class ShardedReader:
         deadline = loop.time() + request.wait_ns / 1e9
         with _watched(shards) as changed:
             while True:
+                # Before reading: a message that arrives during the read sets it again.
                 changed.clear()
                 merge = _Merge(self._reader, shards, begin, request)
                 messages = await merge.read()
@@ -274,6 +275,7 @@ class _Merge:
     async def read(self) -> list[StoredMessage]:
         """Return messages up to the request's limits."""
         heads: list[tuple[int, int]] = []
+        # Only shards that may have the subject; the position of the others stays.
         for part in sorted(self._concerned):
             await self._push(heads, part)
         messages: list[StoredMessage] = []
@@ -293,6 +295,7 @@ class _Merge:
     async def _push(self, heads: list[tuple[int, int]], part: int) -> None:
         message = await self._runs[part].head()
         if message is not None:
+            # Equal times are ordered by shard, so every read of the range has the same order.
             heapq.heappush(heads, (message.time_ns, part))
 
     def cursor(self) -> Cursor:

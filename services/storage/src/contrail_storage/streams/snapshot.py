@@ -67,6 +67,8 @@ class Snapshotter:
         step: asyncio.Future[bytes | None] | None = None
         try:
             while True:
+                # Each chunk in a thread, and only when the client has taken the one before: a slow
+                # client takes no memory.
                 step = asyncio.ensure_future(asyncio.to_thread(next, chunks, None))
                 chunk = await asyncio.shield(step)
                 if chunk is None:

@@ -156,6 +156,8 @@ class Stream:
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):
             done(outcome)
+        # A request whose every message has an unknown outcome fails as a whole, so that clients
+        # retry it as one.
         elif outcome and _UNKNOWN.issuperset(map(_code_of, outcome)):
             done(ApiError(errors.OUTCOME_UNKNOWN, outcome[0].detail))
         else:
