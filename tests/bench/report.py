@@ -20,7 +20,7 @@ Results = Mapping[str, Measured | None]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured in one run, by the name of the case."""
+    """The results of one run of the benchmark, by the name of the case."""
 
     cases: Mapping[str, Case]
     results: Results
@@ -28,7 +28,7 @@ class Report:
     begun: datetime
 
     def line(self, name: str) -> str:
-        """One case on a line of text, and below it what stands beside it."""
+        """Return a case as a line of text, and below it a line for each comparison."""
         case, measured = self.cases[name], self.results[name]
         if measured is None:
             return f"{case.title:58} not installed"
@@ -38,16 +38,20 @@ class Report:
         parts = [f"{case.title:58} {_measured(case, measured)}", verdict, _costs(measured)]
         parts += [measured.note, _disturbed(measured)]
         lines = ["  ".join(part for part in parts if part)]
-        lines += [f"    {text}" for text in self._besides(case, measured, "MISSED")]
+        for ratio, reference, met in self._besides(case, measured, "MISSED"):
+            lines.append(f"    {ratio} x {reference}" + (f"; aim {met}" if met else ""))
         return "\n".join(lines)
 
     def document(self) -> str:
-        """The tables of docs/benchmarks.md."""
-        lines = [*self._circumstances(), "", *self._table()]
-        return "\n".join(lines)
+        """Return the tables of docs/benchmarks.md.
+
+        There are three, because one with all columns would be too wide to read.
+        """
+        parts = (self._circumstances(), self._medians(), self._comparisons(), self._resources())
+        return "\n\n".join("\n".join(part) for part in parts)
 
     def as_json(self) -> str:
-        """Everything, for machines."""
+        """Return all figures and runs as JSON."""
         document: dict[str, Any] = {
             "begun": self.begun.isoformat(),
             "command": self.command,
@@ -85,14 +89,17 @@ class Report:
             if measured is not None:
                 yield beside, measured.value * beside.factor
 
-    def _besides(self, case: Case, measured: Measured, missed: str) -> Iterator[str]:
+    def _besides(
+        self, case: Case, measured: Measured, missed: str
+    ) -> Iterator[tuple[str, str, str]]:
+        """Yield the ratio to each reference, the reference with its value, and the verdict."""
         for beside, value in self._references(case):
             ratio = measured.value / value
             shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-            verdict = {None: "", True: f"; aim {number(beside.aim)}: met"}.get(
-                case.reaches(ratio, beside.aim), f"; aim {number(beside.aim)}: {missed}"
+            verdict = {None: "", True: f"{number(beside.aim)}: met"}.get(
+                case.reaches(ratio, beside.aim), f"{number(beside.aim)}: {missed}"
             )
-            yield f"{shown} x {beside.meaning} ({number(value)}){verdict}"
+            yield shown, f"{beside.meaning} ({number(value)})", verdict
 
     def _circumstances(self) -> Iterator[str]:
         yield f"Measured {self.begun:%Y-%m-%d %H:%M} UTC with `{self.command}`."
@@ -100,23 +107,42 @@ class Report:
         for name, value in _machine():
             yield f"- {name}: {value}"
 
-    def _table(self) -> Iterator[str]:
-        titles = ["Figure", "Measured: median (min to max)", "Aim", "CPU, server + client"]
-        titles += ["p50, p99", "Beside it, in the same run", "Note"]
-        yield "| " + " | ".join(titles) + " |"
-        yield "|" + "---|" * len(titles)
+    def _medians(self) -> Iterator[str]:
+        yield "| Figure | Median (min to max) | Aim |"
+        yield "|---|---|---|"
         for name, measured in self.results.items():
             case = self.cases[name]
             if measured is None:
-                yield f"| {case.title} | not installed | | | | | |"
+                yield f"| {case.title} | not installed | |"
                 continue
             met = {None: "", True: f"{number(case.aim)}: met"}.get(
                 case.meets_aim(measured), f"{number(case.aim)}: **missed**"
             )
-            besides = "<br>".join(self._besides(case, measured, "**missed**"))
-            note = " ".join(filter(None, (measured.note, _disturbed(measured))))
-            cells = [case.title, _measured(case, measured), met, _cpu(measured)]
-            yield "| " + " | ".join([*cells, _latency(measured), besides, note]) + " |"
+            yield f"| {case.title} | {_measured(case, measured)} | {met} |"
+
+    def _comparisons(self) -> Iterator[str]:
+        yield "Ratios to limits of the machine and to other servers, measured in the same run:"
+        yield ""
+        yield "| Figure | Ratio | To | Aim |"
+        yield "|---|---|---|---|"
+        for name, measured in self.results.items():
+            if measured is None:
+                continue
+            case, title = self.cases[name], self.cases[name].title
+            for ratio, reference, met in self._besides(case, measured, "**missed**"):
+                yield f"| {title} | {ratio} | {reference} | {met} |"
+                title = ""
+
+    def _resources(self) -> Iterator[str]:
+        yield "CPU of server and client for each message, latency, and notes:"
+        yield ""
+        yield "| Figure | CPU | p50, p99 | Note |"
+        yield "|---|---|---|---|"
+        for name, measured in self.results.items():
+            if measured is not None:
+                note = " ".join(filter(None, (measured.note, _disturbed(measured))))
+                cells = [self.cases[name].title, _cpu(measured), _latency(measured), note]
+                yield "| " + " | ".join(cells) + " |"
 
 
 def number(value: float | None) -> str:

@@ -186,10 +186,10 @@ def test_aim_is_judged_by_the_median(smaller_is_better: bool, value: float, met:
 @pytest.mark.parametrize(
     ("smaller_is_better", "value", "verdict"),
     [
-        (False, 80.0, "aim 0.8: met"),
-        (False, 79.0, "aim 0.8: **missed**"),
-        (True, 80.0, "aim 0.8: met"),
-        (True, 81.0, "aim 0.8: **missed**"),
+        (False, 80.0, "0.8: met"),
+        (False, 79.0, "0.8: **missed**"),
+        (True, 80.0, "0.8: met"),
+        (True, 81.0, "0.8: **missed**"),
     ],
 )
 def test_ratio_that_is_aimed_for_is_judged_beside_its_reference(
@@ -202,8 +202,8 @@ def test_ratio_that_is_aimed_for_is_judged_beside_its_reference(
     }
     results = {"other": Measured((Run(100.0),)), "case": Measured((Run(value),))}
     report = Report(cases, results, "command", now())
-    assert verdict in report.document()
-    assert verdict.replace("**missed**", "MISSED") in report.line("case")
+    assert f"| the other (100) | {verdict} |" in report.document()
+    assert "aim " + verdict.replace("**missed**", "MISSED") in report.line("case")
     [figure] = [one for one in json.loads(report.as_json())["figures"] if one["name"] == "case"]
     assert figure["beside"][0]["met"] is ("**" not in verdict)
 
@@ -229,7 +229,7 @@ def test_report_names_ratio_missed_aim_and_missing_peer(tmp_path: Path) -> None:
     text = document.read_text()
     assert "| peer | not installed |" in text
     assert "200: **missed**" in text
-    assert "0.25 x the limit (640)" in text
+    assert "| case | 0.25 | the limit (640) |" in text
     assert "disturbed" in text
     assert "old" not in text
     assert text.endswith("rest\n")

@@ -122,7 +122,7 @@ def test_sockets_that_never_read_are_bounded_over_all_of_them(
         for raw in unread:
             raw.opened()
             raw.send(text(op="sub", id=1, sid="s", stream="T", ordered=True, credit=WHOLE))
-        wait_until(lambda: metric(own.client, "contrail_http_unread_cut") > 0)
+        wait_until(lambda: metric(own.client, "contrail_http_unread_cut_total") > 0)
         assert metric(own.client, "contrail_http_unread_bytes") <= 256 * MIB
         assert own_server.rss_bytes() - before < 600 * MIB
         assert own.publish().status_code == 201

@@ -35,7 +35,9 @@ VALUES = {
     "SUBJECT": "s",
     "NAME": "n",
 }
-PYTHONISMS = ("None", "True", "False", "<bool>", "<str>", "<int>", "list[", "Path", "StrEnum")
+PYTHONISMS = (
+    "None", "True", "False", "<bool>", "<str>", "<int>", "list[", "Path", "StrEnum", "[default: (",
+)  # fmt: skip
 
 
 def tree(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

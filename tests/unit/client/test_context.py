@@ -7,6 +7,7 @@ import pytest
 from contrail_client.cli.arguments import fields_of, headers_of
 from contrail_client.cli.commands.bench import figures, percentile
 from contrail_client.cli.context import Context, read_context
+from contrail_client.cli.saved import Saved, save
 from contrail_client.cli.settings import read_settings
 from contrail_client.transport import DEFAULT_URL
 from tests.support.each import each
@@ -33,6 +34,24 @@ def test_flag_goes_before_environment_before_file(config: Path, tmp_path: Path) 
     )
     assert read_context(None, None, config, environ) == Context("http://environ", "of the environ")
     assert read_context(None, None, config, {}) == Context("http://file", "of the file")
+
+
+def test_given_token_goes_before_that_of_a_context(config: Path, tmp_path: Path) -> None:
+    token_file = tmp_path / "context.token"
+    token_file.write_text("of the context")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path), "CONTRAIL_CONTEXT": "there"}
+    save(environ, "there", Saved("http://there", str(token_file)))
+    assert read_context(None, None, None, environ) == Context("http://there", "of the context")
+    named = tmp_path / "flag.token"
+    named.write_text("of the flag")
+    assert read_context(None, named, None, environ).token == "of the flag"
+    config.write_text('[client]\ntoken = "of the file"\n')
+    assert read_context(None, None, config, environ).token == "of the file"
+    environ["CONTRAIL_TOKEN"] = "of the environ"
+    assert read_context(None, None, config, environ).token == "of the environ"
+    del environ["CONTRAIL_TOKEN"]
+    # The token of a context is only for its own server.
+    assert read_context("http://other", None, None, environ) == Context("http://other", None)
 
 
 def test_server_and_clients_may_share_a_file(config: Path) -> None:

@@ -450,7 +450,7 @@ def test_answers_that_nobody_reads_are_bounded_over_all_connections(fast_lane: b
                 await wait_until(lambda count=number: edge.link.reads_made == count)
                 assert edge.app.state.unread.held <= bound
             await wait_until(lambda: edge.app.state.unread.cut >= 4)
-            assert b"contrail_http_unread_cut" in edge.app.metrics.text()
+            assert b"contrail_http_unread_cut_total" in edge.app.metrics.text()
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
             writer.write(READ)
             head = await reader.readuntil(b"\r\n\r\n")

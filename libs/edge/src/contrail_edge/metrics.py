@@ -16,10 +16,14 @@ UNMATCHED: Final = "unmatched"
 
 
 class EdgeMetrics(Collector):
-    """Metrics of one edge process, in a registry of their own."""
+    """Metrics of one edge process, in a registry of their own.
+
+    Counters of every request are plain integers: those of the library take a lock each time.
+    """
 
     def __init__(self, state: EdgeState) -> None:
         self._registry = CollectorRegistry()
+        self._unread = state.unread
         self._answered: dict[tuple[str, str, int], int] = {}
         self._times: dict[tuple[str, str], Timings] = {}
         self._registry.register(self)
@@ -41,13 +45,6 @@ class EdgeMetrics(Collector):
             registry=self._registry,
         )
         unread.set_function(lambda: state.unread.held)
-        cut = Gauge(
-            "contrail_http_unread_cut",
-            "Connections closed because clients left too many bytes of answers unread over all "
-            "connections.",
-            registry=self._registry,
-        )
-        cut.set_function(lambda: state.unread.cut)
         waiting = Gauge(
             "contrail_http_waiting", "Long polls waiting for messages.", registry=self._registry
         )
@@ -67,7 +64,13 @@ class EdgeMetrics(Collector):
         times.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that :meth:`answered` counts; called by the registry."""
+        """Yield the metrics that are plain integers; called by the registry."""
+        yield CounterMetricFamily(
+            "contrail_http_unread_cut",
+            "Connections closed because clients left too many bytes of answers unread over all "
+            "connections.",
+            self._unread.cut,
+        )
         requests = CounterMetricFamily(
             "contrail_http_requests",
             "Requests answered, by method, route template and status.",

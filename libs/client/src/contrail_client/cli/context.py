@@ -1,4 +1,4 @@
-"""Which server the client commands talk to: flags, the environment, a TOML file, a context.
+"""The server that client commands use, from flags, the environment, a TOML file or a context.
 
 The file may be the server's own: the client reads its table `[client]`, the server the rest.
 
@@ -32,25 +32,24 @@ class Context:
 def read_context(
     url: str | None, token_file: Path | None, config: Path | None, environ: Mapping[str, str]
 ) -> Context:
-    """The effective context; ValueError if a file cannot be used.
+    """Return the effective context; raise ValueError if a file cannot be used.
 
     Flags take precedence over `CONTRAIL_URL` and `CONTRAIL_TOKEN`, these over the file, and the
     file over the context in use. The token of a context is only sent to the server of that context.
     """
     table = _read_table(config)
-    if not (url or environ.get("CONTRAIL_URL") or table.get("url")):
-        context = saved.in_use(environ)
-        if context is not None:
-            token_file = token_file or (Path(context.token_file) if context.token_file else None)
-            return Context(context.url, _token(token_file, environ, table, config))
-    return Context(
-        url or environ.get("CONTRAIL_URL") or table.get("url") or DEFAULT_URL,
-        _token(token_file, environ, table, config),
-    )
+    token = _token(token_file, environ, table, config)
+    address = url or environ.get("CONTRAIL_URL") or table.get("url")
+    context = None if address else saved.in_use(environ)
+    if context is None:
+        return Context(address or DEFAULT_URL, token)
+    if token is None and context.token_file:
+        token = _read_token(Path(context.token_file))
+    return Context(context.url, token)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file; ValueError if it cannot be read."""
+    """Return the bytes of a file; raise ValueError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -69,6 +68,10 @@ def _token(
         if config is None or "token_file" not in table:
             return None
         file = config.parent / table["token_file"]
+    return _read_token(file)
+
+
+def _read_token(file: Path) -> str:
     try:
         token = read_file(file).decode("ascii").strip()
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import typer
@@ -118,6 +119,13 @@ def _as_written(command: Any) -> None:
             parameter.help = escape(parameter.help)
         if parameter.metavar is None:
             parameter.metavar = _metavar(parameter)
+        if isinstance(getattr(parameter, "show_default", None), str):
+            # Typer puts a default that is given as a text in parentheses.
+            parameter._get_default_string = partial(_shown_default, parameter)
+
+
+def _shown_default(parameter: Any, **_: Any) -> str:
+    return str(parameter.show_default)
 
 
 def _flag(option: Any) -> Any:
