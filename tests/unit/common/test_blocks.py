@@ -18,10 +18,11 @@ from contrail_common.columns.blocks import (
     encode_block,
     join_blocks,
     join_columns,
+    message_size,
     view_block,
 )
 from contrail_common.columns.header_columns import HeaderColumns, UniformHeaders
-from contrail_common.model import Headers, message_size
+from contrail_common.model import Headers
 from contrail_common.texts import Texts
 from tests.support.each import each
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from contrail_common import errors
-from contrail_common.columns.blocks import encode_block
+from contrail_common.columns.blocks import encode_block, message_size
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import ConsumerConfig, PublishMessage, message_size
+from contrail_common.model import ConsumerConfig, PublishMessage
 from contrail_link import publishing
 from contrail_link.contract.consume import PullRequest
 from contrail_link.contract.read import RangeRequest, ReplayRequest

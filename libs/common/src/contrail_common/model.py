@@ -299,20 +299,3 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     expected: Expected | None = None
     rollup: Rollup | None = None
     ttl_ns: int | None = None
-
-
-def message_size(headers: Headers | None, payload_bytes: int) -> int:
-    """Return a message's bytes for limits: payload + (name + value + 4) for each header value."""
-    if not headers:
-        return payload_bytes
-    return payload_bytes + header_size(headers)
-
-
-def header_size(headers: Headers) -> int:
-    """Return the bytes of headers for limits: name + value + 4 for each value."""
-    total = 0
-    for name, values in headers.items():
-        name_bytes = len(name.encode())
-        for value in values:
-            total += name_bytes + len(value.encode()) + 4
-    return total

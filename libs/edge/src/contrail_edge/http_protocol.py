@@ -21,7 +21,7 @@ from contrail_edge.app import EdgeApp
 from contrail_edge.direct import DirectExchange
 from contrail_edge.http.budgets import UnreadBudget
 from contrail_edge.http.delivery import GATHER
-from contrail_edge.http.heads import bad_request, check_head, too_large_head, too_long_target
+from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.last_look import after_a_look
 from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_edge.http.requests import Request, bodies_overloaded, no_more

@@ -35,6 +35,7 @@ from contrail_common.columns.header_columns import (
     AnyHeaders,
     HeaderColumns,
     UniformHeaders,
+    header_size,
     headers_in_columns,
     join_headers,
 )
@@ -212,6 +213,13 @@ def join_columns(parts: Sequence[MessageColumns]) -> MessageColumns:
         join_headers([(part.headers, part.count) for part in parts]),
         seals,
     )
+
+
+def message_size(headers: Headers | None, payload_bytes: int) -> int:
+    """Return a message's bytes for limits: payload + (name + value + 4) for each header value."""
+    if not headers:
+        return payload_bytes
+    return payload_bytes + header_size(headers)
 
 
 def blanks(count: int) -> MessageColumns:

@@ -45,6 +45,16 @@ def can_be_sent(headers: "HeaderColumns | UniformHeaders") -> bool:
     return all(map(HEADER_NAME.fullmatch, names)) and not _BAD_VALUE_BYTES.search(columns.texts)
 
 
+def header_size(headers: Headers) -> int:
+    """Return the bytes of headers for limits: name + value + 4 for each value."""
+    total = 0
+    for name, values in headers.items():
+        name_bytes = len(name.encode())
+        for value in values:
+            total += name_bytes + len(value.encode()) + _VALUE_OVERHEAD
+    return total
+
+
 class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
     """Headers of ``n`` messages as nested offsets: message -> entries -> values -> text."""
 

@@ -10,7 +10,12 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_common import errors, model
-from contrail_common.columns.header_columns import BAD_HEADER_VALUE, HEADER_NAME, HEADER_NAME_MAX
+from contrail_common.columns.header_columns import (
+    BAD_HEADER_VALUE,
+    HEADER_NAME,
+    HEADER_NAME_MAX,
+    header_size,
+)
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.model import Expected, Headers, PublishMessage, Rollup
 from contrail_common.subjects import filter_problem, subject_problem
@@ -195,7 +200,7 @@ def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
         detail = f"the payload is larger than {payload_bytes_max} bytes"
         return ApiError(errors.MESSAGE_TOO_LARGE, detail, applied=False)
     if headers:
-        if model.header_size(headers) > model.HEADER_BYTES_MAX:
+        if header_size(headers) > model.HEADER_BYTES_MAX:
             return ApiError(errors.HEADERS_TOO_LARGE, applied=False)
         if any(map(_is_control, headers)):
             try:

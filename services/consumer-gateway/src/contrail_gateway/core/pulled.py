@@ -3,8 +3,8 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from contrail_common.columns.blocks import message_size
 from contrail_common.columns.delivery_columns import DeliveryColumns
-from contrail_common.model import message_size
 from contrail_gateway.core.ledger import place
 from contrail_link.contract.consume import Delivery
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import msgspec
 
 from contrail_common import errors
+from contrail_common.columns.blocks import message_size
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.model import (
-    StoredMessage,
-    message_size,
-)
+from contrail_common.model import StoredMessage
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
 from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.consumers.pull_batch import PULL_BYTES_MAX

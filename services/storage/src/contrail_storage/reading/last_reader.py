@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 
 from contrail_common import errors
-from contrail_common.columns.blocks import Block
+from contrail_common.columns.blocks import Block, message_size
 from contrail_common.errors import ApiError
-from contrail_common.model import StoredMessage, message_size
+from contrail_common.model import StoredMessage
 from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns
+from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns, message_size
 from contrail_common.errors import ApiError
-from contrail_common.model import StoredMessage, message_size
+from contrail_common.model import StoredMessage
 from contrail_common.texts import I64Array
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
 from contrail_storage.core.subjects.filters import FilterCache, SubjectFilter

@@ -14,9 +14,10 @@ from typing import Annotated, Final
 import msgspec
 
 from contrail_common import errors
+from contrail_common.columns.blocks import message_size
 from contrail_common.cursors import Cursor
 from contrail_common.errors import ApiError
-from contrail_common.model import StoredMessage, message_size
+from contrail_common.model import StoredMessage
 from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import (

@@ -11,7 +11,8 @@ import numpy as np
 from contrail_common import errors, model
 from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import columns_of
-from contrail_common.model import Headers, header_size
+from contrail_common.columns.header_columns import header_size
+from contrail_common.model import Headers
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import format_go_duration
 from contrail_storage.core import commands as cmd
