@@ -3,13 +3,19 @@
 If opening fails, the folder is unchanged and unlocked.
 """
 
+import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.folder_lock import FolderLock
-from contrail_storage.disk.node_file import NodeFileDamagedError, NodeIdentity
-from contrail_storage.identity import check_store_is_there, identify
+from contrail_storage.disk.node_file import (
+    NodeFileDamagedError,
+    NodeIdentity,
+    load_identity,
+    save_identity,
+)
 from contrail_storage.options import NodeOptions
 from contrail_storage.repair.open_damaged import open_damaged
 from contrail_storage.repair.swap import STORE_NAME, finish_swap
@@ -65,13 +71,42 @@ def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
     """Return a node with everything stored; raises an error if a part of it is damaged."""
     # Before the store is opened: opening changes files, and wrong keys must change nothing.
     find_keyring(files, options.data_dir, options.node_keys)
-    check_store_is_there(files, options.data_dir)
+    _check_store_is_there(files, options.data_dir)
     store = options.open_store(options.data_dir / STORE_NAME)
     try:
-        identity, keyring = identify(files, options.data_dir, options.node_keys)
+        identity, keyring = _identify(files, options.data_dir, options.node_keys)
         node = make(identity, store if keyring is None else SealedStore(store, keyring), keyring)
         node.recover(files)
     except BaseException:
         store.close()
         raise
     return node
+
+
+def _check_store_is_there(files: Files, directory: Path) -> None:
+    """Raise StoreCorruptError when a folder has an identity and no store.
+
+    The store is made before the identity. Without this check, a lost store would be replaced by
+    an empty one.
+    """
+    current = directory / "store" / "CURRENT"
+    if not current.exists() and load_identity(files, directory) is not None:
+        raise StoreCorruptError("the store, or its file CURRENT, is missing")
+
+
+def _identify(
+    files: Files, directory: Path, node_keys: tuple[bytes, ...]
+) -> tuple[NodeIdentity, Keyring | None]:
+    """Return the folder's identity and its keyring (None: not encrypted).
+
+    Both are made in a new folder. Needs the lock of the node's data. Raises as `find_keyring` does.
+    """
+    keyring = find_keyring(files, directory, node_keys)
+    identity = load_identity(files, directory)
+    if identity is None:
+        if keyring is None and node_keys:
+            # Before the identity, which records for good whether the folder is encrypted.
+            keyring = Keyring.create(files, directory, node_keys[0])
+        identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1, encrypted=keyring is not None)
+        save_identity(files, directory, identity)
+    return identity, keyring

@@ -319,7 +319,7 @@ class ServerConnection(FramedConnection):
         outer = enter_context(context)
         try:
             if method in (PUBLISH, PUBLISH_BATCH):
-                self._publish(work, *arguments)
+                self._run_directly(work, *arguments)
             else:
                 work.task = self._loop.create_task(self._run(work, arguments))
                 # Not in the task itself: a task that is cancelled before its first step never runs.
@@ -348,8 +348,8 @@ class ServerConnection(FramedConnection):
         )
 
     # Requests ------------------------------------------------------------------------------------
-    def _publish(self, work: Work, stream: str, content: PublishContent) -> None:
-        """Publish without a task, as this is the most frequent request."""
+    def _run_directly(self, work: Work, stream: str, content: PublishContent) -> None:
+        """Run a publish without a task, as this is the most frequent request."""
 
         def done(outcome: PublishOutcome) -> None:
             if isinstance(outcome, PublishAck):
