@@ -21,15 +21,15 @@ _HELD_MAX: Final = 4096
 
 
 class LogDivergedError(Exception):
-    """A leader's log differs from this replica's below the commit index: one of them is damaged."""
+    """A leader's log differs from this one below the commit index, so one of them is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An append message against the own log.
+    """The result of comparing an append message with this replica's log.
 
-    The own log agrees with the leader's up to `last_index` once `entries` follow the
-    previous entry; `conflict` says whether own entries must give way for that.
+    With `entries` after the previous entry, this log agrees with the leader's up to `last_index`.
+    `conflict` says that own entries must be replaced for that.
     """
 
     previous_index: int
@@ -39,7 +39,7 @@ class Match:
 
     @property
     def last_index(self) -> int:
-        """The end of what is known to agree."""
+        """The last index up to which the logs agree."""
         return self.entries[-1][1] if self.entries else self.previous_index
 
 

@@ -1,14 +1,14 @@
-"""The log of one group as Raft sees it: the newest entries in memory, all of it in the node's log.
+"""The log of one group for Raft: the newest entries in memory, all entries in the node's log.
 
-The first element is an anchor: index and term of the entry before the oldest one held, which is
-always applied. Nothing is known to be durable until the node's log has reported it.
+The first element is an anchor: index and term of the entry before the oldest one in memory. The
+anchor is always applied. An entry counts as durable once the node's log has reported it.
 """
 
 from contrail_replicator.ports import JournalLog, LogEntry, RecoveredLog
 
 
 class LogGapError(Exception):
-    """The node's log does not join up with the applied index; the replica must not take part."""
+    """The applied index is not within the node's log, so the replica must not take part."""
 
 
 class GroupJournal:
@@ -17,6 +17,8 @@ class GroupJournal:
     def __init__(self, group: int, log: JournalLog, recovered: RecoveredLog, applied: int) -> None:
         entries = list(recovered.entries)
         end = entries[-1][1] if entries else recovered.base_index
+        # Entries that the store has or needs are missing. A vote or an ack of this replica could
+        # lose committed entries of the whole group.
         if not recovered.base_index <= applied <= end:
             raise LogGapError(
                 f"group {group} is applied up to {applied}, but its log has the entries after "
@@ -50,12 +52,12 @@ class GroupJournal:
 
     @property
     def anchor_index(self) -> int:
-        """Index in front of the oldest entry held."""
+        """Index of the entry before the oldest one in memory."""
         return self._entries[0][1]
 
     @property
     def anchor_term(self) -> int:
-        """Term of the entry in front of the oldest one held."""
+        """Term of the entry before the oldest one in memory."""
         return self._entries[0][2]
 
     def __len__(self) -> int:
@@ -65,14 +67,14 @@ class GroupJournal:
         return self._entries[position]
 
     def term_at(self, index: int) -> int | None:
-        """Term of an entry, or of the anchor; None for what is not held."""
+        """Term of an entry in memory, or of the anchor; None for any other index."""
         position = index - self._entries[0][1]
         return self._entries[position][2] if 0 <= position < len(self._entries) else None
 
     def slice(
         self, from_index: int, count: int | None = None, max_bytes: int | None = None
     ) -> list[LogEntry]:
-        """Entries from an index on, the anchor included; with `max_bytes` at least one."""
+        """Entries from an index on, including the anchor; at least one despite `max_bytes`."""
         position = from_index - self._entries[0][1]
         if position < 0:
             return []
@@ -128,9 +130,9 @@ class GroupJournal:
         self._cut_memory(self.durable_index)
 
     def restate_end(self) -> None:
-        """Tell the recovered node log where this log ends.
+        """Write the end of this log to the recovered node log.
 
-        A cut that was lost with the failure leaves entries on disk that are not held here.
+        If the failure lost a cut, the disk has entries that are not in memory.
         """
         self.truncate(self.last_index + 1)
 

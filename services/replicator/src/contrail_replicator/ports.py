@@ -1,4 +1,4 @@
-"""What a Raft group needs of the node it runs on: a log, a transport, and its timings."""
+"""The parts of a node that a Raft group uses: a log, a transport and timings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Message = dict[str, Any]
 
 
 class RecoveredLog(Protocol):
-    """The durable log of a group as it was found when the node started."""
+    """The durable log of a group, as the node recovered it at its start."""
 
     term: int
     voted_for: str | None
@@ -21,7 +21,7 @@ class RecoveredLog(Protocol):
 
     @property
     def entries(self) -> Sequence[LogEntry]:
-        """The entries after the base, in order and without a hole."""
+        """The entries after the base, in order and without gaps."""
 
 
 class JournalLog(Protocol):
@@ -58,14 +58,14 @@ class GroupEndpoint(Protocol):
     """The part of a group that receives from a transport. Called on the event loop."""
 
     def receive(self, peer: str, message: Message) -> None:
-        """Take a message of an authenticated peer."""
+        """Handle a message from an authenticated peer."""
 
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
 
 
 class Transport(Protocol):
-    """Links to the peers of all groups of the node. Messages may be lost, doubled or reordered."""
+    """Links to the peers of all groups of the node. Messages may be lost, repeated or reordered."""
 
     def attach(self, group: int, endpoint: GroupEndpoint) -> None:
         """Deliver the group's messages and link changes from now on."""
@@ -81,8 +81,8 @@ class Transport(Protocol):
 class Timings:
     """Raft's time bounds in seconds.
 
-    An election starts after a random time between the two election bounds without a leader; a
-    leader that no majority answered for `leader_fallback_s` gives up.
+    Without a leader, an election starts after a random time between the two election bounds. A
+    leader gives up after `leader_fallback_s` without answers from a majority.
     """
 
     election_min_s: float = 1.0

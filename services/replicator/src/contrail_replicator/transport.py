@@ -4,13 +4,13 @@ from contrail_replicator.ports import GroupEndpoint, Message
 
 
 class NullTransport:
-    """The transport of groups of one."""
+    """A transport without peers."""
 
     def attach(self, group: int, endpoint: GroupEndpoint) -> None:
-        """Nothing is ever delivered."""
+        """Do nothing: no message ever arrives."""
 
     def detach(self, group: int) -> None:
-        """Nothing was delivered."""
+        """Do nothing: no message was delivered before."""
 
     def send(self, group: int, peer: str, message: Message) -> None:
         """Raise RuntimeError: a group of one sends nothing."""

@@ -57,7 +57,7 @@ class Healing:
         self.store_failure = ""
         """Why the store has less than what is applied; empty once it is opened again."""
         self.reopened = 0
-        """How often the store was opened again; writes only in the failed store are lost then."""
+        """Number of times the store was opened again. Each time, unflushed writes were lost."""
         self.closed = False
         """Whether the node stops; then failures are not repaired."""
         self._pause_s = _PAUSE_S

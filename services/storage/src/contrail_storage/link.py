@@ -197,7 +197,7 @@ class LocalLink:
         )
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
-        """How far this node has applied the stream."""
+        """The last applied sequence of the stream, and the applied index of its log."""
         parts = self._stream(stream).sound_shards(shard)
         group = MEMORY_GROUP if parts[0].in_memory else SHARD_GROUP
         last_seq = max(one.applied_seq for one in parts)
@@ -361,7 +361,7 @@ class LocalLink:
     # Node ----------------------------------------------------------------------------------------
 
     def readiness(self) -> dict[str, str]:
-        """What is not ready, and why; empty when everything is ready."""
+        """The reasons why parts are not ready, by part; empty when all are."""
         return self._node.readiness()
 
     def metrics_text(self) -> str:

@@ -590,7 +590,7 @@ class StorageNode:
             raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
 
     def readiness(self) -> dict[str, str]:
-        """What is not ready, and why; empty when everything is ready."""
+        """The reasons why parts are not ready, by part; empty when all are."""
         groups, shards = self.groups.values(), self.applier.shards.values()
         clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
         logs = self._proposers.values()

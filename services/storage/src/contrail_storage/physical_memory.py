@@ -1,4 +1,4 @@
-"""How much memory this process has, and the part of it that streams in memory may take."""
+"""The memory of this process, and the part of it that streams in memory may take."""
 
 import os
 from pathlib import Path

@@ -26,7 +26,7 @@ from contrail_storage.replica.entries import has_failed
 
 @dataclass(slots=True, eq=False)
 class AckNoneDispatcher(Dispatcher):
-    """A dispatcher without acknowledgements."""
+    """The dispatcher of a consumer with ack policy ``none``: it records positions only."""
 
     _given: int = 0  # the position after the last delivered message
     _unrecorded: bool = False  # whether ``_given`` is not proposed yet

@@ -1,4 +1,4 @@
-"""One consumer at run time: what a request works with once it has asked for it by name.
+"""One consumer at run time: the object that requests work with.
 
 A `Consumer` has a dispatcher for each shard of its stream, and each dispatcher refers to the
 consumer's machine there. Only `ConsumerManager.find` makes these objects. It compares their

@@ -13,7 +13,7 @@ from contrail_storage.core.preconditions import refusal
 from contrail_storage.streams.outcomes import error_of
 
 ATTEMPTS: Final = 8
-"""How often a put starts again because the consumer is deleted meanwhile."""
+"""Attempts of a put. It starts again when the consumer is deleted meanwhile."""
 
 
 def is_settled(

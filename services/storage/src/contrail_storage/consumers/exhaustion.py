@@ -1,4 +1,4 @@
-"""Giving up on messages: their last allowed delivery was not acknowledged in time."""
+"""Gives up on messages whose last allowed delivery was not acknowledged in time."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,6 +45,7 @@ class Exhaustion:
 
     def _given_up(self, done: "asyncio.Future[Result]") -> None:
         if has_failed(done):
+            # The deadlines of these messages were taken out of the heap.
             self._deadlines.rebuild()
             self._arm(RETRY_S)
         else:

@@ -98,7 +98,7 @@ class ConsumerManager:
     # Changing ------------------------------------------------------------------------------------
 
     def _changing(self, stream: Stream) -> AbstractAsyncContextManager[object]:
-        """What a change of a stream's consumers holds. A single shard decides by itself."""
+        """The lock for a change of consumers. A single shard decides by itself and needs none."""
         return self._lock if len(stream.shards) > 1 else nullcontext()
 
     async def put(

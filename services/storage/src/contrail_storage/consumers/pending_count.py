@@ -1,4 +1,4 @@
-"""How many messages a consumer has not been given yet: counted once, then kept up to date."""
+"""The number of messages that a consumer has not delivered: counted once, then kept up to date."""
 
 from collections.abc import Collection, Sequence
 
@@ -16,8 +16,8 @@ from contrail_storage.replica.shard import Shard
 class PendingCount:
     """Counts the matching live messages of a shard from a consumer's position on.
 
-    New messages are added when they are asked for; whoever moves the position subtracts those that
-    it passes, or invalidates the count. One count runs at a time.
+    Each count adds the messages that are new since the last one. The dispatcher subtracts messages
+    that its position passes, or invalidates the count. One count runs at a time.
     """
 
     __slots__ = ("_count", "_counted_to", "_deletions", "_reader", "_shard", "_valid")

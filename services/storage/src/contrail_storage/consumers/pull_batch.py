@@ -64,6 +64,7 @@ class Batch:
         if self.full:
             return False
         first = not self.selected
+        # Without `max_bytes` in the request, the first message is delivered whatever its size.
         if self._bytes + size > self._bytes_max and (not first or self._strict):
             self.too_large = size if first else 0
             self.full = True
@@ -109,6 +110,7 @@ class ColumnBatch:
         sizes = block.sizes()[wanted]
         ends = np.cumsum(sizes)
         taken = int(np.searchsorted(ends, self._bytes_left, side="right"))
+        # As in `Batch`: the first message always fits, unless the request limits bytes.
         if not (taken or self.count):
             if self._strict:
                 self.too_large = int(sizes[0])

@@ -68,6 +68,7 @@ class ShardedPuts:
         creations = await self._starts.creations(stream.shards, config)
         creations[0] = msgspec.structs.replace(creations[0], given=given)
         try:
+            # The first shard last: once it has the consumer, the consumer exists everywhere.
             for shard, put in reversed(list(zip(stream.shards, creations, strict=True))):
                 expect(await self._propose(shard, put), ConsumerPut)
         except ApiError:

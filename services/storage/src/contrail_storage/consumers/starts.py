@@ -1,4 +1,4 @@
-"""Where a new consumer starts: on a stream's only shard, or on each of several."""
+"""The start of a new consumer, on the only shard of a stream or on each of several."""
 
 from collections.abc import Sequence
 
@@ -47,7 +47,8 @@ class Starts:
             raise ApiError(errors.SHARDED_UNSUPPORTED, message, [problem], applied=False)
         if config.deliver_policy != "last":
             return [await self.creation(shard, config) for shard in shards]
-        # The newest message in the order of reads. Other shards begin after their last message.
+        # The newest message in the order of reads. On the other shards, the consumer starts after
+        # the last message.
         newest = [await self._newest(shard, config) for shard in shards]
         at = max(range(len(shards)), key=lambda one: (newest[one][0], one))
         starts = [newest[one][1] if one == at else 0 for one in range(len(shards))]

@@ -246,7 +246,7 @@ class ConsumerMachine:
         return settled
 
     def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
-        """Those of ``seqs`` that the consumer still needs; ``top_seq`` is the highest of them.
+        """The sequences of ``seqs`` that the consumer still needs; ``top_seq`` is the highest.
 
         It needs a message that is pending, not delivered yet, or given up. The filter is not
         checked here: the caller does that.
@@ -497,4 +497,4 @@ _RULES: Final[dict[type, Callable[[ConsumerMachine, Any, Step], list[int] | None
     GoneOne: ConsumerMachine._forget_one,
     Reconfigured: ConsumerMachine._reconfigure,
 }
-"""What applies each change; some return the sequences that it settled."""
+"""The rule for each kind of change. Some return the sequences that the change settled."""

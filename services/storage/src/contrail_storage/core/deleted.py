@@ -95,7 +95,7 @@ class DeletedSet:
         self.touched.add(number)
 
     def count(self, from_seq: int, to_seq: int) -> int:
-        """How many of the sequences ``from_seq`` to ``to_seq`` (inclusive) are deleted."""
+        """Number of deleted sequences from ``from_seq`` to ``to_seq`` (inclusive)."""
         if not self.total or to_seq < from_seq:
             return 0
         total = 0

@@ -84,7 +84,7 @@ Result = Refused | Appended | Removed | Done | ConsumerPut | Reserved
 
 
 class Mark(NamedTuple):
-    """Where the writes of an entry stood before a command for ``shard``."""
+    """The extent of an entry's writes before a command for ``shard``, to roll back to."""
 
     shard: int
     rows: int

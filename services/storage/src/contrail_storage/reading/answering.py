@@ -55,7 +55,7 @@ class AnswerDeadline:
         # Due when the first of `_waiting` is overdue, or earlier; None while none waits.
         self._timer: asyncio.TimerHandle | None = None
         self._going_on: set[asyncio.Task[Any]] = set()
-        """Changes without a caller; the reference keeps their tasks from garbage collection."""
+        """Changes whose caller has left. Without a reference, their tasks could be collected."""
 
     @property
     def waiting(self) -> int:

@@ -4,10 +4,10 @@ Subjects are taken in the order of their numbers, some at a time: they are "open
 backwards from the point over the blocks' subject columns and finds the newest message of each open
 subject. It skips blocks that cannot have one.
 
-At any time, no open subject has a message between the place of the pass and the point. So the token
-of a page only has that place and the open subjects, and a subject comes at most once, whatever is
-published or removed between pages. If a message is removed before its page is read, an older
-message of its subject takes its place, if there is one.
+At any time, no open subject has a message between the sequence that the pass has reached and the
+point. So the token of a page has only that sequence and the open subjects. A subject appears at
+most once, whatever is published or removed between pages. If a message is removed before its page
+is read, an older message of its subject is returned instead, if there is one.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class LastBounds:
 
 
 class LastToken(msgspec.Struct, array_like=True):
-    """Where the next page begins; ``gaps`` are differences of the open subjects' numbers."""
+    """The start of the next page. ``gaps`` are the differences between the open subject numbers."""
 
     request: bytes
     point_seq: _Seq
@@ -227,6 +227,6 @@ class _Search:
         return positions
 
     def take(self, seq: int, sid: int) -> None:
-        """Close the subject, whose message ``seq`` is in the page; the pass goes on below it."""
+        """Close a subject: its message ``seq`` is in the page. The pass continues below it."""
         self._open = self._open[self._open != sid]
         self.seq = seq - 1

@@ -40,7 +40,7 @@ _ARROW_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """End of an Arrow stream: a message of zero bytes (Arrow columnar format, IPC)."""
 SPLITS_MAX: Final = 1_024
 _AHEAD: Final = 2
-"""Units in progress for a reader, besides the one that is being sent."""
+"""Units that are made in advance for a reader, while another one is being sent."""
 
 _Given = TypeVarTuple("_Given")
 _Answer = TypeVar("_Answer")
@@ -255,7 +255,7 @@ class _DamagedError(Exception):
 
 
 class _Bounds(NamedTuple):
-    """How much is read at once."""
+    """The size of a unit: at most so many messages and bytes are read together."""
 
     messages: int
     bytes: int
@@ -385,7 +385,7 @@ def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bo
 
 
 class _ArrowEncoder:
-    """An Arrow IPC stream."""
+    """Encodes an Arrow IPC stream, a record batch for each unit."""
 
     def __init__(self, request: ReplayRequest, part: int) -> None:
         self._schema = arrow.schema_of(request.schema, request.columns)
@@ -417,7 +417,7 @@ class _RecordEncoder:
         parts: list[bytes] = []
         for block, positions in selection.by_run():
             for position in positions.tolist():
-                # Subject numbers wrap around, see core.subject_table.
+                # Subject numbers wrap around, see core.subjects.subject_table.
                 name = names[(int(block.subject_ids[position]) - base) & 0xFFFF_FFFF]
                 assert name is not None
                 parts.append(self._encode(self._record(block, position, name)))

@@ -89,7 +89,7 @@ class Selection:
             ends = block.offsets[low : stop + 1].view(np.int32)
             first, last = int(ends[0]), int(ends[-1])
             pieces.append(block.payload[first:last])
-            # The offsets of this run, moved behind the others.
+            # The offsets of this run, after those of the others.
             end = at + stop - low
             np.add(ends[1:], size - first, out=offsets[at + 1 : end + 1])
             size += last - first

@@ -26,7 +26,7 @@ Opened = Callable[[bytes, bytes], bytes]
 
 
 class StrayRows:
-    """Rows from the files that a store keeps besides its tables, for rows that it cannot read."""
+    """Rows from the blob files of a store, for rows that the store itself cannot read."""
 
     def __init__(self, folder: Path, opened: Opened) -> None:
         self._blobs = StrayBlobs(folder)

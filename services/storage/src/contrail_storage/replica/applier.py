@@ -107,7 +107,7 @@ class Applier:
         merge_blocks: int = MERGE_BLOCKS,
         sink: JobSink | None = None,
     ) -> None:
-        """``sink`` takes the jobs; without it they are written behind by ``writer``."""
+        """``sink`` accepts the jobs; without it, a `WriteBehind` over ``writer`` does."""
         self.meta = meta
         self.written_indexes: dict[int, int] = {}
         """By group: the index up to which every entry is applied and in the store."""
@@ -309,7 +309,7 @@ class Applier:
             known.machine = shard.machine
             known.machine.read_from(ShardFacts(self._blocks, number))
             known.small_runs = shard.small_runs
-            # A shard that stopped because the disk failed goes on if it can be read now.
+            # A shard that stopped because a read failed continues if it can be read now.
             lasting = "" if known.stopped else known.damaged
             known.damaged, known.stopped = shard.damaged or lasting, shard.stopped
             known.applied_seq = max(known.applied_seq, shard.applied_seq)

@@ -50,19 +50,19 @@ LOGGED_BYTES_MAX: Final = 4 << 20
 COMMAND_BYTES_MAX: Final = LOGGED_BYTES_MAX - 4_096
 """The largest command. Only a message of the maximum size comes near it."""
 COMMAND_OVERHEAD: Final = 16
-"""Bytes of a command in an entry besides its own: the shard, and the head of the pair."""
+"""Bytes of a command in an entry in addition to its own: the shard, and the head of the pair."""
 WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
 """A request up to this size may have a larger block to itself, as cutting it copies the rest."""
 MESSAGE_OVERHEAD: Final = 32
-"""Per message: its entry among the subjects, two offsets, the id's hash, a subject's length."""
+"""Bytes per message: its subject index, two offsets, the hash of its id, a subject length."""
 APPEND_OVERHEAD: Final = 256
-"""Per command: the heads of its fields and columns, the shard, and the final offsets of columns."""
+"""Bytes per command: heads of fields and columns, the shard, and the last offsets of columns."""
 _ENTRY_BYTES: Final = 8
-"""Per header, besides name and value (which count 4 more): the offsets that every name has."""
+"""Bytes per header in addition to name and value (with 4 more): the offsets of the name."""
 _SEAL_BYTES: Final = 12
-"""Per sealed message: key and plain size."""
+"""Bytes per sealed message: key and plain size."""
 _ASKED_BYTES: Final = 16
-"""Per roll-up or time to live: a position, and a number or word."""
+"""Bytes per roll-up or time to live: a position, and a number or word."""
 _EXPECTED_BYTES: Final = 64
 _log = structlog.get_logger("contrail.proposer")
 
@@ -209,7 +209,7 @@ class CommandRequest:
 
     @property
     def weight(self) -> int:
-        """The number of messages it counts as: applying each sequence is work."""
+        """The number of messages that it counts as, because applying each sequence takes time."""
         command = self.command
         if isinstance(command, Deliver | Exhaust):
             return len(command.seqs)
@@ -261,7 +261,7 @@ class Unapplied:
 
 @dataclass(slots=True, eq=False)
 class EntryContext:
-    """What the leader keeps of its own entry: its commands, and who waits for each of them."""
+    """An entry that this node proposed: its commands, and the waiter of each command."""
 
     entry: Entry
     waiters: list[Waiter]

@@ -113,7 +113,7 @@ class Proposer:
     check_space: Callable[[int], None] = lambda size: None
     """Raises ApiError when there is no space for so many bytes of messages."""
     busy: tuple[type[Exception], ...] = ()
-    """What ``group`` raises when too many bytes wait for the disk; nothing was appended then."""
+    """The errors of ``group`` if too many bytes wait for the disk; nothing was appended."""
     # All fields belong to the event loop.
     # Requests that are not in an entry yet, in order.
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)

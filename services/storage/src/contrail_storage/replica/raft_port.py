@@ -73,9 +73,9 @@ class GroupFactory(Protocol):
     """Makes Raft groups. The composition root supplies the replicator's."""
 
     refusals: tuple[type[Exception], ...]
-    """What `Group.propose` raises when this node does not lead; nothing was appended."""
+    """The errors of `Group.propose` if this node does not lead; nothing was appended."""
     busy: tuple[type[Exception], ...]
-    """What it raises when too many bytes wait; nothing was appended."""
+    """Its errors if too many bytes wait; nothing was appended."""
 
     def make(
         self,

@@ -42,7 +42,7 @@ class Shard:
     applied_seq: int
     """Sequence of the last applied message. Readers see messages up to here."""
     damaged: str = ""
-    """What cannot be read back, empty if all can. A damaged shard accepts no writes."""
+    """The damage, as a sentence; empty without any. A damaged shard accepts no writes."""
     stopped: bool = False
     """Whether an entry needed damaged messages. That entry and all later ones are not applied."""
     listeners: set[Listener] = field(default_factory=set)

@@ -484,7 +484,7 @@ class SubjectKeys:
             self._sealing.clear()
 
     def condemned(self, slots: Iterable[int]) -> list[int]:
-        """Those of the slots that are condemned and have sealed nothing since."""
+        """Return the condemned ones of ``slots`` that have sealed nothing since."""
         with self._lock:
             return [number for number in slots if number in self._condemned]
 

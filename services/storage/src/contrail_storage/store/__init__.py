@@ -1,1 +1,1 @@
-"""What the node keeps on disk besides its log."""
+"""The store of a node: rows, blocks and files other than the log."""

@@ -1,4 +1,4 @@
-"""Removing messages on request, and those that a changed configuration no longer allows."""
+"""Removes messages on request, and messages that a changed configuration no longer allows."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ from contrail_storage.streams.sharded_state import check_purge
 
 _SLICE_MESSAGES: Final = 20_000
 _SLICES_MAX: Final = 16
-"""Slices that a caller waits for when its change makes messages superfluous."""
+"""Slices of removals that a caller waits for; the housekeeper does the rest."""
 _PURGED_SUBJECTS: Final = 256
 _EVERYTHING: Final = 1 << 62
 
@@ -92,7 +92,7 @@ class Removals:
             some = names[start : start + _PURGED_SUBJECTS]
             command = msgspec.structs.replace(purge, subjects=some)
             removed = await self._in_slices(shard, command, removed)
-        shard.notify()  # a consumer whose pending messages were removed has room
+        shard.notify()  # a consumer whose pending messages were removed can take more
         return removed
 
     async def delete(self, shard: Shard, seq: int) -> None:
@@ -106,7 +106,7 @@ class Removals:
             previous_seq = await self._reader.previous_of_subject(shard, seq)
             command = cmd.DeleteMessage(seq, previous_seq)
             expect(await self._shard_log.command(shard.machine.shard, command), Removed)
-        # If the message was pending at a consumer, the consumer has room for another delivery.
+        # If the message was pending at a consumer, the consumer can take another one.
         shard.notify()
 
     async def enforce_interest(self, shard: Shard) -> None:

@@ -142,7 +142,7 @@ class Restores:
         try:
             await self._streams.end_restore(restore.name)
         except ApiError as error:
-            # The next request for the name, or the next start, mends it.
+            # The next request for the name, or the next start, finishes it.
             _log.warning("restore_not_undone", stream=restore.name, error=str(error))
         finally:
             del self._open[token]

@@ -1,8 +1,8 @@
-"""One stream at run time: what a request works with once it has asked which stream it is for.
+"""One stream at run time: the object that requests work with.
 
 A `Stream` refers to the `Shard` objects that the applier keeps. Whatever changes in a shard (its
-machine is loaded again, it is damaged, its stream is removed) is therefore seen here at once. Only
-`StreamManager.stream` makes these objects; it decides whether a known one is still the right one.
+machine is loaded again, it is damaged, its stream is removed) is therefore visible here at once.
+Only `StreamManager.stream` makes these objects. It decides whether a known one is still current.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Stream:
         last_ids: LastIds,
     ) -> None:
         self.entry = entry
-        """What the meta machine knows of it. Replaced when its subjects change."""
+        """Its entry in the meta machine. Replaced when its subjects change."""
         self.shards = shards
         """All shards, in order of their numbers; never replaced."""
         self.in_memory = is_in_memory(entry.shard)

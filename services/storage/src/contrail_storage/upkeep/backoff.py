@@ -12,7 +12,7 @@ class Backoff:
 
     @property
     def pause_s(self) -> float:
-        """How long to pause now, in seconds; 0 if nothing has failed since the last success."""
+        """Seconds to pause now; 0 if nothing has failed since the last success."""
         return self._pause_s
 
     def failed(self, reason: str) -> bool:

@@ -36,7 +36,7 @@ _log = structlog.get_logger("contrail.compact")
 
 @dataclass(slots=True, frozen=True)
 class CompactorBounds:
-    """How often deletions are checked, and how many bytes per second are read for them."""
+    """Seconds between checks of deletions, and bytes per second to read for them."""
 
     tick_s: float = 0.5
     bytes_s: int = 16 << 20

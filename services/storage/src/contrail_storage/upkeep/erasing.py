@@ -49,7 +49,7 @@ _RETRY_S: Final = 1.0
 _RETRY_MAX_S: Final = 60.0
 _OLD_S: Final = 3_600.0
 _LOOK_S: Final = 1.0
-"""How often receipts of damaged streams are checked, as the stream may have been deleted."""
+"""Seconds between checks of receipts of damaged streams: the stream may have been deleted."""
 _RANGES_MAX: Final = 32
 """Up to so many shards are rewritten one by one; with more, the range from first to last is."""
 _CONTENT_KINDS: Final = (keys.BLOCK, keys.COUNTERS, keys.SUBJECT_NAME)
@@ -59,7 +59,7 @@ _log = structlog.get_logger("contrail.erase")
 
 @dataclass(slots=True, frozen=True)
 class EraseBounds:
-    """How long an open scan, such as a snapshot, may delay the removal of files."""
+    """Seconds for which an open scan, such as a snapshot, may delay the removal of files."""
 
     patience_s: float = 30.0
 

@@ -38,7 +38,7 @@ RECORD_HEADER_BYTES: Final = _RECORD.size
 
 
 class RecordKind(IntEnum):
-    """What a record does to the log of its group."""
+    """The kinds of records, by their effect on the log of a group; see :class:`Record`."""
 
     ENTRY = 1
     HARD_STATE = 2

@@ -93,7 +93,7 @@ class NodeLog:
         self._closing = False  # the writer thread ends when nothing waits; _lock
         # From the writer thread to the event loop; None before `start`.
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
-        # Told of a failure, once each; on the event loop.
+        # Called once for each failure, on the event loop.
         self._on_failure: Callable[[Exception], None] | None = None
         # Writes and syncs batches. Only `start` starts it, and `close` ends it.
         self._thread = threading.Thread(target=self._run, name="contrail-wal", daemon=True)

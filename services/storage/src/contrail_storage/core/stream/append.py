@@ -351,7 +351,7 @@ class _Checks:
         """
         command, config = self._command, self._config
         hashes = None if command.ids is None else IdHashes.of(command.ids)
-        # The arrays are looked at as a whole first. Most appends have no message that needs more.
+        # All sizes in one comparison: most appends have no message that is too large.
         largest = int(self._sizes.max())
         if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
             self._check_sizes(verdicts)

@@ -1,4 +1,4 @@
-"""The state of a shard as the records of an archive; ``stream.restore`` takes them up again."""
+"""The state of a shard as the records of an archive, which ``stream.restore`` reads."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -64,7 +64,7 @@ def header_of(state: ShardState) -> ArchiveHeader:
 def state_records(
     state: ShardState, deadlines: Iterable[tuple[bytes, bytes]], *, consumers: bool
 ) -> Iterator[Record]:
-    """All records of an archive but those of its blocks and the last.
+    """Yield all records of an archive except blocks and the end record.
 
     ``deadlines`` are the shard's rows of that kind, in key order.
     """
@@ -140,7 +140,7 @@ def block_record(
     block: Block,
     opened: Callable[[MessageColumns], MessageColumns] = _as_they_are,
 ) -> Record | None:
-    """The record of a block: what is not live has neither payload nor headers in it.
+    """The record of a block. Its dead messages have neither payload nor headers.
 
     ``opened`` returns columns without seals: an archive is plain. Returns None for a block that is
     completely below the first sequence.

@@ -49,7 +49,7 @@ class _Held:
 
 
 class CapacityCheck:
-    """How full the stream would be after each message of an append."""
+    """Tracks messages and bytes of the stream, message by message of an append."""
 
     def __init__(
         self, state: ShardState, command: Append, sizes: I64Array, subject_index: U32Array

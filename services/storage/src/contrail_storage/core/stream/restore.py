@@ -33,7 +33,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def restore_part(state: ShardState, step: Step, command: cmd.RestorePart) -> Result:
-    """Take up some records of an archive."""
+    """Add some records of an archive to the shard."""
     if state.record is not None:
         return Refused(errors.STREAM_RESTORE_EXISTS.code)
     # The configuration comes with the last command only, and blocks are stored before it.
@@ -88,7 +88,7 @@ def finish_restore(state: ShardState, step: Step, command: cmd.FinishRestore) ->
 
 
 def _take_up(state: ShardState, step: Step, record: Record) -> None:
-    """Take up a record that was found sound; raises BlockCorruptError or ArchiveError if not."""
+    """Add one record, which was checked before. Raises BlockCorruptError or ArchiveError."""
     kind, payload = record
     writes = step.writes
     if kind == archive.SUBJECTS:

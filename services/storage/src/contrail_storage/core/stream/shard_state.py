@@ -70,9 +70,9 @@ class ShardState:
         self.restored_with: Compression = "none"
         self._counters_key = keys.shard_key(keys.COUNTERS, shard)
         self.deletions = 0
-        """How often messages were deleted or purged since this object was made.
+        """Number of deletes and purges since this object was made. Never decreases.
 
-        Those who count pending messages count them again when it changes. Never decreases.
+        Counts of pending messages are made again when it changes.
         """
         # The same code makes the state of a new shard and that of a dropped one, so neither can
         # forget a field.

@@ -47,7 +47,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.KeepInterest: interest.keep_interest,
     cmd.AcceptLoss: data_loss.accept_loss,
 }
-"""What applies each command of a shard."""
+"""The handler of each kind of command."""
 
 _WITHOUT_STREAM: Final = frozenset(
     {cmd.ConfigureStream, cmd.DropStream, cmd.RestorePart, cmd.FinishRestore}

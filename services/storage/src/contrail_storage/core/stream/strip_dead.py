@@ -67,10 +67,10 @@ def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
 
 
 def between_live(block: Block, live: Live, gap: int = GAP) -> list[Block]:
-    """What is left of ``block`` when its dead messages may be missing (at least one is live).
+    """The blocks that remain of ``block`` without most of its dead messages (at least one is live).
 
-    From its first to its last live message, without runs of ``gap`` or more dead ones in between;
-    the other dead ones are strip_dead.
+    They span the first to the last live message, without runs of ``gap`` or more dead messages. The
+    other dead messages are blank, as after :func:`strip_dead`.
     """
     positions = np.flatnonzero(live)
     gaps = np.flatnonzero(np.diff(positions) > gap)

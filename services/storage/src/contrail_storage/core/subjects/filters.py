@@ -28,7 +28,7 @@ class SubjectLookup:
         self.matches = matches
 
     def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
-        """Which of the numbers match."""
+        """A mask of the numbers that match; numbers without a slot do not."""
         if not len(self.matches):
             return np.zeros(len(sids), np.bool_)
         # Slots below zero become large numbers, after the last slot.
@@ -85,7 +85,7 @@ class SubjectFilter:
         self._mask = before.select(self._numbered.numbers(np.arange(self._seen)))
 
     def lookup(self, table: SubjectTable) -> SubjectLookup:
-        """What is to be asked about messages that are in blocks now."""
+        """A lookup for messages that are in blocks now. Other threads may use it."""
         self._catch_up(table)
         # Lookups may share the array: answers in it never change, and new ones come after them.
         return SubjectLookup(self._numbered, self._mask[: self._seen])

@@ -77,7 +77,7 @@ class SubjectNames(Sequence[str | None]):
 
     @property
     def left(self) -> int:
-        """How many numbers of this run new subjects can still get.
+        """Count of numbers of this run that new subjects can still get.
 
         Below zero if the next number of a restored archive is above the last run.
         """
@@ -147,11 +147,11 @@ class SubjectNames(Sequence[str | None]):
         return found if found < old and self._old_numbers[found] == rank else -1
 
     def slot_from(self, sid: int) -> int:
-        """How many slots have numbers below ``sid``, by rank."""
+        """Number of slots whose subject numbers are below ``sid``, by rank."""
         return self._slot_from_rank((sid - self.origin) & _MASK)
 
     def slot_up_to(self, sid: int) -> int:
-        """How many slots have numbers up to ``sid``, by rank."""
+        """Number of slots whose subject numbers are at most ``sid``, by rank."""
         return self._slot_from_rank(((sid - self.origin) & _MASK) + 1)
 
     def _slot_from_rank(self, rank: int) -> int:

@@ -71,7 +71,7 @@ class SubjectTable:
         self._delta_rows = 0  # how many these are; also the number in the newest one's key
         self._dead = 0  # slots without a subject
         self.rounds = 0
-        """How many runs of numbers began: a cache by number is valid only within one run."""
+        """Number of runs begun so far. A cache by subject number is valid only within one run."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -15,7 +15,7 @@ from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.stream.shard_state import ShardState
 
 Reach = Callable[[MessageFacts, Live | None], int]
-"""How many sequences a removal takes from the head of the stream (beyond the facts: all)."""
+"""Number of sequences to remove from the head; more than the facts have means all of them."""
 
 
 def remove_head(state: ShardState, step: Step, reach: Reach, messages_max: int) -> int:

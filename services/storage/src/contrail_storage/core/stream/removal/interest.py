@@ -125,7 +125,7 @@ def _known(state: ShardState, seqs: I64Array) -> _Messages:
 def _unneeded(
     state: ShardState, found: _Messages, consumers: Iterable[ConsumerMachine]
 ) -> _Messages:
-    """Those of ``found`` that none of ``consumers`` needs."""
+    """The messages of ``found`` that none of ``consumers`` needs."""
     if not len(found.seqs):
         return found
     left = dict(zip(found.seqs.tolist(), found.sids.tolist(), strict=True))
@@ -215,7 +215,7 @@ def _check_slice(state: ShardState, step: Step, messages_max: int) -> None:
     if state.config.retention != "interest":
         seq = end_seq  # the retention changed since the range was noted
     elif not consumers and seq == counters.first_seq and end_seq > counters.last_seq:
-        # The last consumer is gone: nobody needs anything, so nothing has to be looked at.
+        # The last consumer is gone. Nobody needs any message, so no message is checked.
         purge.purge_all(state, step.writes)
         seq = end_seq
     else:

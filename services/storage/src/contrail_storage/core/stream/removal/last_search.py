@@ -1,4 +1,4 @@
-"""Finding the newest messages of subjects that lost theirs, by reading the blocks backwards.
+"""Finds the newest messages of subjects that lost theirs, by reading blocks backwards.
 
 The table's ``last`` of such a subject is the progress of the search: no live message of the subject
 is above it. A search that reached its limit continues from there in the next command.
