@@ -33,7 +33,7 @@ def _full(size: int) -> bytes:
 
 
 Marks = NDArray[np.bool_]
-"""Which sequences of a page are deleted."""
+"""A mask over the sequences of a page: true where the sequence is deleted."""
 
 
 class DeletedSet:
@@ -162,7 +162,7 @@ class DeletedSet:
         return found, numbers[-1] * PAGE if len(numbers) > _PAGES_MAX else None
 
     def live_mask(self, base_seq: int, count: int) -> NDArray[np.bool_] | None:
-        """Which of ``count`` sequences from ``base_seq`` on are live; None when all are."""
+        """A mask of the live ones of ``count`` sequences from ``base_seq`` on; None: all are."""
         if not self.total:
             return None
         mask: NDArray[np.bool_] | None = None
@@ -178,7 +178,7 @@ class DeletedSet:
         return mask
 
     def are_live(self, seqs: I64Array) -> NDArray[np.bool_]:
-        """Which of ``seqs``, however far apart, are live."""
+        """A mask of the ``seqs`` that are live. They may be far apart."""
         live = np.ones(len(seqs), np.bool_)
         if not self.total:
             return live

@@ -12,7 +12,7 @@ PAGE: Final = 1_024
 
 
 class GivenUp:
-    """Sequences, a bit each, in pages of 1,024: at most about 200 bytes for each page in use.
+    """A set of sequences: one bit each, in pages of 1,024, with about 200 bytes for a page in use.
 
     ``_pages`` has no empty page, and no sequence is below ``_low_seq``.
     """
@@ -64,7 +64,7 @@ class GivenUp:
             self._pages[number] = left
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all sequences."""
         self._pages.clear()
 
     def pages(self) -> list[tuple[int, bytes]]:

@@ -22,7 +22,7 @@ _ENTRY_BYTES: Final = 12
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Pinned:
-    """Sequences (ascending) and subject numbers of the messages; ``end_seq`` is after them all."""
+    """Sequences (ascending) and subject numbers of messages; ``end_seq`` is after all of them."""
 
     seqs: I64Array
     sids: U32Array

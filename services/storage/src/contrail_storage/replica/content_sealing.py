@@ -1,4 +1,4 @@
-"""Publishes to streams with subject keys: sealed before they are logged, in their order.
+"""Seals publishes to streams with subject keys before they are logged, and keeps their order.
 
 A publish to a subject without a key waits for the key, and so do all later publishes to its shard.
 The keys of all waiting publishes are made together, with one fsync.
@@ -117,7 +117,7 @@ class SealingLog:
         self._making = None
 
     def _go_on(self, shard: int, problem: ApiError | None) -> None:
-        """Log a shard's publishes up to one without a key; with a ``problem``, refuse that."""
+        """Log a shard's publishes up to the first without a key; a ``problem`` refuses that one."""
         waiting = self._waiting[shard]
         while waiting:
             one = waiting[0]
@@ -145,7 +145,7 @@ class SealingLog:
 
 
 def refusal(error: Exception) -> ApiError:
-    """The error for publishes whose keys could not be made; nothing was stored."""
+    """The error for publishes whose keys could not be created; nothing was stored."""
     spec = errors.STORAGE_FAILED
     if isinstance(error, SubjectKeysFullError):
         spec = errors.SUBJECT_KEYS_FULL

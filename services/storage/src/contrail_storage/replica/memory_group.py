@@ -52,7 +52,7 @@ class MemoryGroup:
     def begin(self, life: int) -> None:
         """Lead for the first time. Indexes are above those of all processes with a lower ``life``.
 
-        Versions are indexes, so no version of a lost stream comes again (for up to 2^32 entries).
+        Versions are indexes, so no version of a lost stream is used again (for up to 2^32 entries).
         """
         self.applied_index = self._last_index = life << _LIFE_BITS
         self.start()

@@ -48,7 +48,7 @@ from contrail_storage.streams.sharded_state import (
 
 _READ_MESSAGES_MIN: Final = 16
 _READ_BYTES_MIN: Final = 64 * 1024
-"""A shard is read some messages at a time, so that reading many shards takes little memory."""
+"""Each shard is read in small parts, so that a read of many shards takes little memory."""
 _LAST_PAGE_BYTES: Final = 1 << 20
 
 _Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
@@ -215,7 +215,7 @@ def with_shard(shard: Shard, message: StoredMessage) -> StoredMessage:
 
 
 class _ShardRun:
-    """One shard in a merge: its messages that are read ahead, and its position."""
+    """One shard in a merge: messages that were read in advance, and the next sequence."""
 
     def __init__(self, reader: Reader, shard: Shard, next_seq: int, asked: RangeRequest) -> None:
         self.next_seq = max(next_seq, shard.machine.counters.first_seq)

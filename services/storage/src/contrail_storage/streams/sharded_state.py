@@ -1,4 +1,4 @@
-"""Several shards as one stream: find the right shard, sum up states, and check purges."""
+"""Several shards as one stream: finds shards, sums up states, and checks purges."""
 
 from collections.abc import Sequence
 

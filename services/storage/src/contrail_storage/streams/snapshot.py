@@ -146,7 +146,7 @@ def _agree(first: StreamMachine, machine: StreamMachine) -> None:
 
 
 class _NoFacts:
-    """Facts for a machine that applies nothing, and so needs none."""
+    """The facts port of a machine that applies nothing."""
 
     def facts_at(self, seq: int) -> MessageFacts:
         """Raise LookupError: it is never called."""

@@ -44,7 +44,7 @@ class Housekeeper:
         self._clock = clock
         self._due = due
         self._failing: dict[int, tuple[Backoff, float]] = {}
-        """Shards whose reads fail, with the pause and the loop time of the next attempt."""
+        """Shards whose reads fail: the pause, and the loop time (s) of the next attempt."""
 
     async def run(self) -> None:
         """Tick until cancelled."""

@@ -1,4 +1,4 @@
-"""Creating, changing and dropping the stream of a shard."""
+"""Creates, changes and removes the stream of a shard."""
 
 from typing import Final
 

@@ -1,8 +1,8 @@
-"""Continuing a stream after an operator accepted damage, so that nothing old is taken for new.
+"""Continues a stream after an operator accepted damage, so that no client mistakes old for new.
 
-Sequences, log indexes, consumer numbers and epochs may have been used after the last ones that are
-left. All of them continue far above those. So a token, version or cursor that a client kept names
-another incarnation, an old epoch or a version that does not exist any more.
+The lost entries may have used sequences, log indexes, consumer numbers and epochs after the last
+known ones. So all of these continue far above. A token, version or cursor that a client has kept
+then names another incarnation, an old epoch, or a version that does not exist.
 """
 
 from typing import Final

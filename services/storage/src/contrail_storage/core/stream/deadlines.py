@@ -1,4 +1,4 @@
-"""Deadlines of messages, kept in rows, and the messages that ``max_age`` does not remove.
+"""Deadlines of messages, which are stored in rows, and messages that ``max_age`` does not remove.
 
 Deadlines are only in the store: the row ``shard | deadline | first sequence`` has the sequences of
 one append that share a deadline. If a message is removed earlier, its row stays until it is due.
@@ -18,14 +18,14 @@ from contrail_storage.core.deleted import PAGE, DeletedSet, Marks
 from contrail_storage.core.results import Writes
 
 NO_DEADLINE: Final = INT64_MAX + 1
-"""Later than any."""
+"""A bound above every deadline: there is none."""
 
 DeadlineRow = tuple[int, bytes]
 """A deadline and the sequences (i64, ascending) that are due then."""
 
 
 class Deadlines:
-    """Deadlines of one shard's messages."""
+    """The deadlines of a shard: rows in the store, and a lower bound of them in memory."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard
@@ -39,7 +39,7 @@ class Deadlines:
         return min(self._seen_ns, self._fresh_ns)
 
     def add(self, deadline_ns: int, seqs: I64Array, writes: Writes) -> None:
-        """Messages of one append (``seqs`` ascending, at least one) are due at ``deadline_ns``."""
+        """Add the deadline of messages of one append (``seqs`` ascending, at least one)."""
         key = keys.deadline_key(self.shard, deadline_ns, int(seqs[0]))
         writes.put(key, seqs.tobytes())
         # Never raised by an append: a bound that is too low costs a scan, one too high a message
@@ -47,12 +47,12 @@ class Deadlines:
         self._fresh_ns = min(self._fresh_ns, deadline_ns)
 
     def drop(self, rows: I64Array, writes: Writes) -> None:
-        """Forget rows, given as pairs of deadline and first sequence."""
+        """Remove rows, given as pairs of deadline and first sequence."""
         for deadline_ns, first_seq in rows.reshape(-1, 2).tolist():
             writes.delete(keys.deadline_key(self.shard, deadline_ns, first_seq))
 
     def clear(self, writes: Writes) -> None:
-        """Forget everything."""
+        """Remove all rows."""
         if self.earliest_ns < NO_DEADLINE:
             prefix = keys.shard_key(keys.DEADLINE, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -67,7 +67,7 @@ class Deadlines:
         self._seen_ns = earliest_ns
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take the deadline of the first row; ``rows`` in key order."""
+        """Load the bound from the first of ``rows``, which are in key order."""
         for key, _ in rows:
             self._seen_ns, _ = keys.deadline_of(key)
             return
@@ -84,7 +84,7 @@ class ExemptSet(DeletedSet):
     kind: ClassVar[bytes] = keys.EXEMPT
 
     def discard_many(self, seqs: I64Array, writes: Writes) -> None:
-        """The messages ``seqs`` (ascending) are gone: unmark those of them that are marked."""
+        """Unmark the removed messages ``seqs`` (ascending), of which only some are marked."""
         if not self.total:
             return
         numbers = seqs // PAGE

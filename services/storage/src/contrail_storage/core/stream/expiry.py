@@ -1,4 +1,4 @@
-"""Expiry: removing the messages that are due, and storing the markers that they leave (ADR-43).
+"""Expiry: removes the messages that are due, and stores the markers that they leave (ADR-43).
 
 On a stream with ``subject_delete_marker_ttl``, a marker replaces the last message of a subject that
 expires. The marker has a TTL itself, and leaves no marker.
@@ -32,7 +32,7 @@ class _Due:
     times_ns: I64Array
 
     def without(self, seqs: list[int]) -> "_Due":
-        """The messages but for ``seqs``."""
+        """The messages except ``seqs``."""
         if not seqs:
             return self
         stay = ~np.isin(self.seqs, seqs)

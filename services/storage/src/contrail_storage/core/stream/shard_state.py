@@ -79,7 +79,7 @@ class ShardState:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the stream and all that belongs to it. The caller removes the rows."""
+        """Reset the state: there is no stream. The caller removes the rows."""
         shard = self.shard
         # State in rows. Loading the rows gives an equal state.
         self.record: StreamRecord | None = None
@@ -219,7 +219,7 @@ class ShardState:
         )
 
     def facts_at(self, seq: int) -> MessageFacts:
-        """Facts of a run of messages that holds ``seq``; messages of the current entry count."""
+        """Facts of a run of messages with ``seq``, also for messages of the current entry."""
         for facts in self.fresh:
             if facts.base_seq <= seq < facts.end_seq:
                 return facts
@@ -244,7 +244,7 @@ class ShardState:
         writes.put(keys.shard_key(keys.LOSS, self.shard), _encode(self.loss))
 
     def load_rows(self, scan: Scan) -> None:
-        """Take the state from its rows in the store; nothing may be here yet."""
+        """Load the state from its rows in the store. The state must be empty."""
 
         def rows(kind: bytes) -> Iterable[tuple[bytes, bytes]]:
             return scan(keys.shard_key(kind, self.shard))

@@ -18,7 +18,7 @@ from contrail_storage.core.stream.shard_state import ShardState
 
 
 def raised(config: StreamConfig, command: Append) -> Append:
-    """``command`` with its TTLs as :func:`raised_ttls` has them."""
+    """Return ``command`` with its TTLs raised as by :func:`raised_ttls`."""
     columns, ttls = raised_ttls(config, command.columns, command.ttls)
     if ttls is command.ttls:
         return command
@@ -54,7 +54,7 @@ def raised_ttls(
 
 
 def _with_ttl(headers: Headers | None, text: str) -> Headers:
-    """``headers`` with another value of their TTL, under the name that it has."""
+    """Return ``headers`` with ``text`` as their TTL, under the name that they use for it."""
     headers = dict(headers or {})
     name = next((name for name in headers if name.lower() == model.TTL.lower()), model.TTL)
     headers[name] = [text]
@@ -62,7 +62,7 @@ def _with_ttl(headers: Headers | None, text: str) -> Headers:
 
 
 def note(state: ShardState, step: Step, ttls: dict[int, int], first_seq: int) -> None:
-    """Messages were stored from ``first_seq`` on; ``ttls`` by their position among them."""
+    """Record the TTLs of messages that were stored from ``first_seq`` on, given by position."""
     groups: dict[int, list[int]] = {}
     for at in sorted(ttls):
         groups.setdefault(ttls[at], []).append(at)

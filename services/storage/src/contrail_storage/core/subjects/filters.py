@@ -16,7 +16,7 @@ FILTERS_MAX: Final = 8
 
 
 class SubjectLookup:
-    """Which subject numbers match, as of one moment; good in any thread.
+    """The subject numbers that match, as of one moment. Any thread may use it.
 
     ``matches`` is by slot of ``numbered``. Numbers without a slot do not match.
     """
@@ -73,7 +73,7 @@ class SubjectFilter:
         self._seen = total
 
     def _move(self, table: SubjectTable) -> None:
-        """Move the answers to the slots that the numbers have now."""
+        """Move the known answers to the slots that the numbers have now."""
         if self._rounds != table.rounds:  # numbers may be those of other subjects
             self._rounds, self._seen = table.rounds, 0
             self._numbered, self._mask = table.numbered, np.zeros(64, np.bool_)
@@ -126,7 +126,7 @@ class SubjectFilter:
 
 
 class FilterCache:
-    """The filters that reads used last, so that the next page does not match all again."""
+    """The filters of the last reads. The next page of a read needs no new match of all names."""
 
     def __init__(self) -> None:
         # Weak: the filters of a table are dropped with the table.

@@ -93,7 +93,7 @@ class SubjectNames(Sequence[str | None]):
         return self._shift + len(self.texts)
 
     def emptied(self) -> "SubjectNames":
-        """No names, and the same next number."""
+        """Return an object without names that has the same next number."""
         return SubjectNames(self._next_rank, origin=self.origin)
 
     @property
@@ -106,7 +106,7 @@ class SubjectNames(Sequence[str | None]):
         self.texts.append(name)
 
     def extended(self, sids: I64Array, texts: list[str]) -> "SubjectNames":
-        """These names and more with higher numbers, all live. The list moves to the result.
+        """Return these names and further live ones, with higher numbers. The result has the list.
 
         Only in the first run of numbers, where ranks and numbers are the same.
         """
@@ -245,16 +245,16 @@ class SubjectIds(Mapping[str, int]):
         return len(self._groups)
 
     def add(self, name: str, sid: int) -> None:
-        """``sid``, above all others, is the number of ``name`` from now on."""
+        """Set the number of ``name`` to ``sid``, which is above all others."""
         group = sid // _GROUP
         if group != self._newest:
             self._newest = group  # one object, which all eight share
         self._groups[name] = self._newest
 
     def remove(self, name: str) -> None:
-        """The subject has no messages any more."""
+        """Remove a subject, which has no more messages."""
         del self._groups[name]
 
     def clear(self) -> None:
-        """No subject has messages any more."""
+        """Remove all subjects."""
         self._groups = {}

@@ -88,7 +88,7 @@ class SubjectTable:
 
     @property
     def names(self) -> Sequence[str | None]:
-        """Names by number from ``base`` on, where it is known."""
+        """Names by number, from ``base`` on; None where the name is not known."""
         return self.numbered.texts if self.numbered.all_in_a_row else self.numbered
 
     @property
@@ -125,7 +125,7 @@ class SubjectTable:
         return zip(sids, (name for at in live.tolist() if (name := texts[at])), strict=True)
 
     def number(self, subject: str, writes: Writes) -> int:
-        """The subject's number, given now when it is new."""
+        """Return the number of a subject. A new subject gets its number now."""
         sid = self.ids.get(subject)
         return self._register(subject, writes) if sid is None else sid
 
@@ -184,7 +184,7 @@ class SubjectTable:
             self.counts = np.concatenate((self.counts, np.zeros(size, np.uint32)))
 
     def add_one(self, subject: str, seq: int, step: Step) -> int:
-        """Count one message of a subject, numbered now when it is new; return the number."""
+        """Count one message of a subject; return its number. A new subject gets it now."""
         at = self.ids.slot(subject)
         if at >= 0:
             sid = self.numbered.number(at)
@@ -223,9 +223,10 @@ class SubjectTable:
         step: Step,
         last: Mapping[int, int] | None = None,
     ) -> None:
-        """Take messages away, one per element; none that is live is below ``floor_seq``.
+        """Remove messages, one per element of ``sids``. No live message is below ``floor_seq``.
 
-        ``last`` are the new last sequences, by number, of subjects that lose theirs and have more.
+        ``last`` has the new last sequences, by number, of subjects that lose their last message and
+        have others.
         """
         for sid, seq in (last or {}).items():
             self.last[self.numbered.slot(sid)] = seq
@@ -237,7 +238,7 @@ class SubjectTable:
         self._trim()
 
     def remove_oldest(self, sids: U32Array, first: I64Array, gone: U32Array, step: Step) -> None:
-        """Take the oldest messages of ``sids`` away: ``gone`` has one number for each message.
+        """Remove the oldest messages of ``sids``. ``gone`` has one number for each message.
 
         ``first`` are the new lower bounds of the first sequences of ``sids``.
         """
@@ -278,7 +279,7 @@ class SubjectTable:
         return lost
 
     def take_out_one(self, sid: int, seq: int, floor_seq: int, step: Step) -> list[int]:
-        """Take one message away as :meth:`take_out` does; arrays of one cost several times more."""
+        """As :meth:`take_out`, for one message: arrays of one cost several times more."""
         at = self.numbered.slot(sid)
         left = int(self.counts[at]) - 1
         first = int(self.first[at])
@@ -295,14 +296,14 @@ class SubjectTable:
         return lost
 
     def settle(self, sids: I64Array, last: I64Array, found: int, step: Step) -> None:
-        """Set ``last`` of unsettled subjects: of the first ``found`` exact, of others a bound."""
+        """Set ``last`` of unsettled subjects. It is exact for the first ``found``, else a bound."""
         self.unsettled.difference_update(sids[:found].tolist())
         at = self.numbered.slots(sids)
         self.last[at] = last
         self._delta(at, step)
 
     def remove_one(self, sid: int, seq: int, previous_seq: int, step: Step) -> None:
-        """Take the message ``seq`` away; ``previous_seq`` is the last older one of its subject."""
+        """Remove the message ``seq``; ``previous_seq`` is the last older one of its subject."""
         at = self.numbered.slot(sid)
         self.counts[at] -= 1
         if self.counts[at] == 0:
@@ -315,7 +316,7 @@ class SubjectTable:
         self._trim()
 
     def clear(self, writes: Writes) -> None:
-        """Forget every subject; new ones get higher numbers."""
+        """Remove every subject. New subjects get higher numbers."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
             prefix = keys.shard_key(kind, self.shard)
             writes.delete_range(prefix, keys.prefix_end(prefix))
@@ -360,7 +361,7 @@ class SubjectTable:
             self._lay_out()
 
     def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
-        """Give up the slots of dead subjects; new ones are numbered from ``next_id`` on.
+        """Rebuild the arrays without dead subjects. New subjects are numbered from ``next_id`` on.
 
         With an ``end``, a new run of numbers begins there.
         """
@@ -479,7 +480,7 @@ class SubjectTable:
     # Archives ------------------------------------------------------------------------------------
 
     def parts(self) -> Iterator[tuple[bytes, list[str]]]:
-        """All live subjects by number, some at a time: their rows (as a page's) and names."""
+        """Yield all live subjects by number, in parts: their rows, as in a page, and names."""
         live = np.flatnonzero(self.counts[: self.size])
         live = live[np.argsort(self.numbered.numbers(live))]
         for start in range(0, len(live), PART):
@@ -488,7 +489,7 @@ class SubjectTable:
 
     @property
     def next_of_archive(self) -> int:
-        """A number above all that blocks of this table have: the next of a table made of it."""
+        """A number above all in blocks: the next one of a table restored from this table."""
         return _NEXT_ID_ROW if self.numbered.origin else self.next_id
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
@@ -549,7 +550,7 @@ class SubjectTable:
             self._delta_rows = keys.last_number(delta_rows[-1][0], 4)
 
     def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
-        """Load rows, later ones over earlier ones; return the numbers in them."""
+        """Load rows; later rows replace earlier ones. Return the numbers in them."""
         parts: list[list[npt.NDArray[Any]]] = [[], [], [], []]
         for row in rows:
             count = len(row) // _ONE.size

@@ -1,4 +1,4 @@
-"""Deleting messages anywhere in the stream, and what follows for consumers and the head."""
+"""Deletes messages anywhere in the stream, and updates the consumers and the head."""
 
 import numpy as np
 

@@ -19,7 +19,7 @@ Reach = Callable[[MessageFacts, Live | None], int]
 
 
 def remove_head(state: ShardState, step: Step, reach: Reach, messages_max: int) -> int:
-    """Remove messages from the head as far as ``reach`` says, at most ``messages_max``."""
+    """Remove the messages within ``reach`` of the head, at most ``messages_max``."""
     counters = state.counters
     gone: list[U32Array] = []
     removed = 0

@@ -1,4 +1,4 @@
-"""The limits of a stream, of its subjects, and of age: removing the messages that are over them."""
+"""Removes messages that exceed the limits of the stream, of their subject, or of age."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Purges of the stream and of subjects, and the removals that roll-ups ask for."""
+"""Purges of the stream and of subjects, and removals of messages that a roll-up replaces."""
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def purge_all(state: ShardState, writes: Writes) -> int:
 def replace_older(
     state: ShardState, step: Step, sids: U32Array, quota: I64Array, below: I64Array
 ) -> None:
-    """Remove the ``quota`` older messages of ``sids`` (ascending), those ``below`` a sequence.
+    """Remove the ``quota`` oldest of each of ``sids`` (ascending), which are ``below`` a sequence.
 
     Messages that one append cannot remove are noted; ``FinishRollup`` entries remove them.
     """
