@@ -123,6 +123,7 @@ class Healing:
         self._note(error)
         self._tell_if_full()
         _log.error("store_failed", error=str(error))
+        # Before that, `all_replayed` does it: the rest of the log is applied in memory first.
         if self._replayed:
             self._give_up_store()
 
@@ -154,6 +155,8 @@ class Healing:
             self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
             try:
                 await self._reopen()
+            # Damage, or a state that differs from the one that answered requests. Trying again
+            # would not help, and going on could serve wrong data.
             except (StoreCorruptError, StoreMissingError, LogRottenError, RuntimeError) as error:
                 self._node.fail(f"the store cannot be reopened: {error}")
                 return
@@ -164,6 +167,7 @@ class Healing:
                 break
         self.store_failure = ""
         _log.info("store_reopened")
+        # A start that could not write has not replayed its log yet: it begins now.
         if self._node.begun:
             self._take_part()
         else:
@@ -183,6 +187,8 @@ class Healing:
         try:
             self._take_over(await self._rebuild(applied, writable=True))
         except (OSError, StoreError) as error:
+            # The failed store is closed. Opened for reading, it at least answers reads until the
+            # next attempt.
             with suppress(OSError, StoreError):  # if this fails too, nothing can be read for now
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
@@ -274,6 +280,7 @@ class Healing:
         node = self._node
         held = bool(node.log.recovery.groups)
         try:
+            # The store first: its lock keeps other processes out before the log is changed.
             node.raw_store.begin_writing()
             self._begin_log()
         except (StoreLockedError, StoreMissingError):

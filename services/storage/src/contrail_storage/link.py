@@ -124,6 +124,8 @@ class LocalLink:
 
     def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
         """Store messages; ``done`` is called with the outcome."""
+        # Without a name, the subject of the first message decides. A batch is for one stream, and
+        # refuses messages that the stream does not capture.
         if not stream and isinstance(content, list) and content:
             target = self._node.streams.route(content[0].subject)
         else:
@@ -148,6 +150,7 @@ class LocalLink:
         for at, message in enumerate(messages):
             try:
                 one = self._node.streams.route(message.subject)
+                # Messages of one stream share a request, so they share one command of the log.
                 if len(one.shards) == 1:
                     together.setdefault(one, []).append(at)
                 else:  # batches over several shards support fewer expectations than messages
@@ -199,6 +202,8 @@ class LocalLink:
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """The last applied sequence of the stream, and the applied index of its log."""
         parts = self._stream(stream).sound_shards(shard)
+        # The index of the log that the stream's entries are in: a replica that has applied it has
+        # all of these messages.
         group = MEMORY_GROUP if parts[0].in_memory else SHARD_GROUP
         last_seq = max(one.applied_seq for one in parts)
         return ReadPosition(last_seq, self._node.groups[group].applied_index)

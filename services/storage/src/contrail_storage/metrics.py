@@ -149,6 +149,7 @@ class _NodeCollector:
                 ),
             )
         }
+        # Every stream is a time series for each metric, so their number is bounded.
         for stream in streams[:_STREAMS_MAX]:
             machines = [shard.machine for shard in stream.shards]
             consumers = [one for machine in machines for one in machine.consumers.values()]

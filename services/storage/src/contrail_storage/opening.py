@@ -49,6 +49,8 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
     lock = FolderLock(options.data_dir)
     node: StorageNode | None = None
     try:
+        # A repair that a crash interrupted: until it is finished, the parts of the folder do not
+        # match.
         finish_swap(files, options.data_dir)
         node = open_damaged(
             options,

@@ -106,9 +106,10 @@ class SubjectNames(Sequence[str | None]):
         self.texts.append(name)
 
     def extended(self, sids: I64Array, texts: list[str]) -> "SubjectNames":
-        """Return these names and further live ones, with higher numbers. The result has the list.
+        """Return these names and further live ones, with higher numbers.
 
-        Only in the first run of numbers, where ranks and numbers are the same.
+        The list of names moves to the result. Only in the first run of numbers, where ranks and
+        numbers are the same.
         """
         end = int(sids[-1]) + 1
         if len(sids) * 4 >= (end - self.next_id) * 3:
