@@ -225,8 +225,8 @@ class _NodeCollector:
                     "lag",
                     GaugeMetricFamily,
                     (
-                        "Sequences of the stream after the consumer's position, regardless of its "
-                        "filter."
+                        "Sequences of the stream from the consumer's position on, regardless of "
+                        "its filter."
                     ),
                 ),
             )
