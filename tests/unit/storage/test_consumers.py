@@ -13,6 +13,7 @@ from contrail_common.model import ConsumerConfig, StreamConfig
 from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from contrail_link.publishing import publish
 from contrail_storage.consumers import dispatcher
+from contrail_storage.core import commands as cmd
 from contrail_storage.core.stream.removal import deletion, interest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -160,3 +161,29 @@ def test_consumer_of_the_last_message_begins_with_one_that_is_there(
     monkeypatch.setattr(interest, "ALONE_SEQS", 2)
     monkeypatch.setattr(housekeeper, "TICK_S", 3_600.0)  # it would search
     play(tmp_path, scene, msgspec.structs.replace(config, retention="interest"))
+
+
+@FORMS
+def test_raised_limit_of_pending_acks_serves_the_pull_that_waits(
+    tmp_path: Path, config: StreamConfig
+) -> None:
+    """Also if the client that raised it has left before the change was applied."""
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await put(link, max_ack_pending=1, ack_wait_ns=LONG_NS)
+        await fill(link, 2, keys=1)
+        assert len((await pull(link)).deliveries) == 1
+        stream = node.streams.stream("S")
+        await link.consumer_info("S", "c")  # the delivery is recorded: nothing else will wake it
+        waiting = asyncio.ensure_future(pull(link, expires_ns=LONG_NS))
+        while not node.consumers.find(stream, "c").dispatchers[0].waiters:
+            await asyncio.sleep(0)
+        for shard in stream.shards:
+            known = shard.machine.consumer("c")
+            assert known is not None
+            raised = msgspec.structs.replace(known.config, max_ack_pending=2)
+            change = cmd.PutConsumer(raised, 0, given=cmd.Precondition(update=True))
+            await node.shard_logs.command(shard.machine.shard, change)
+        assert [one.message.payload for one in (await waiting).deliveries] == [b"1"]
+
+    play(tmp_path, scene, config)

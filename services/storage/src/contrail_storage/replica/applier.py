@@ -18,6 +18,7 @@ from contrail_storage.core.commands import (
     DropStream,
     Entry,
     FinishRestore,
+    PutConsumer,
     RestorePart,
     decode_entry,
 )
@@ -201,6 +202,8 @@ class Applier:
             results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
             if writes.advisories:
                 self._notify(writes, entry.time_ns, shard.name)
+            if isinstance(command, PutConsumer):
+                shard.notify()  # a waiting pull may get more, whether or not its caller still waits
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
                 # Numbering may begin above 1; there are no messages below to wait for.
                 shard.applied_seq = shard.machine.counters.last_seq
