@@ -78,6 +78,8 @@ def test_block_of_a_dropped_shard_is_not_cached_when_it_is_written() -> None:
     block = block_of(1, b"secret")
     store.add(SHARD, block)
     store.forget(SHARD)
+    assert len(store.directory(SHARD)) == 0  # somebody who read the stream asks once more
+    assert SHARD not in store.directories
     store.written(SHARD, block)
     assert store.recall(SHARD, 1) is None
 

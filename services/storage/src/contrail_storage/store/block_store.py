@@ -318,6 +318,8 @@ class BlockStore:
         self.directories: dict[int, Directory] = {}
         self._source = source
         self._page_blocks = page_blocks
+        # Stands for the directory of every shard without one. It stays empty.
+        self._no_directory = Directory(page_blocks)
         # Keys are (shard, base sequence). The event loop writes this dict, any thread reads it.
         self._unwritten: dict[tuple[int, int], Block] = {}
         # Decoded blocks with their sizes, least recently used first; under `_lock`.
@@ -329,7 +331,14 @@ class BlockStore:
         self._lock = threading.Lock()
 
     def directory(self, shard: int) -> Directory:
-        """The shard's directory, empty for a new one."""
+        """The shard's directory to read from; an empty one if the shard has no blocks, or is gone.
+
+        Asking for it does not make one: somebody may still read a shard that was dropped.
+        """
+        return self.directories.get(shard, self._no_directory)
+
+    def _make_directory(self, shard: int) -> Directory:
+        """The shard's directory to add blocks to."""
         found = self.directories.get(shard)
         if found is None:  # no `setdefault`: making a directory costs as much as a small read
             found = self.directories[shard] = Directory(self._page_blocks)
@@ -337,12 +346,12 @@ class BlockStore:
 
     def load_directory(self, shard: int, pages: Rows, rows: Rows) -> None:
         """Load a directory from its pages and its index rows."""
-        self.directory(shard).take_up(StoredDirectory(pages, rows, self._page_blocks))
+        self._make_directory(shard).take_up(StoredDirectory(pages, rows, self._page_blocks))
 
     def add(self, shard: int, block: Block) -> BlockSpan:
         """Add a block that was just appended; memory serves it until :meth:`written`."""
         span = span_of(block)
-        self.directory(shard).append(span)
+        self._make_directory(shard).append(span)
         self._unwritten[shard, block.base_seq] = block
         return span
 
