@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,6 +20,7 @@ from contrail_link.contract.read import ReplayRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import META_SHARD
+from contrail_storage.disk.files import Files, UpdateHandle
 from contrail_storage.link import LocalLink
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import NodeOptions, StorageNode
@@ -390,6 +392,46 @@ def test_file_of_subject_keys_is_open_once_after_a_repair(tmp_path: Path) -> Non
     held = open_files(tmp_path, SUBJECT_KEYS_NAME)
     node.close()
     assert (held, open_files(tmp_path, SUBJECT_KEYS_NAME)) == (1, 0)
+
+
+class UnreadableFiles(Files):
+    """A disk on which only the first bytes of a file that is changed in place can be read."""
+
+    still_open = 0
+
+    def update(self, path: Path) -> UpdateHandle:
+        disk, handle = self, super().update(path)
+        disk.still_open += 1
+
+        class Handle:
+            def read(self, offset: int, size: int) -> bytes:
+                if offset:
+                    raise OSError(errno.EIO, "Input/output error")
+                return handle.read(offset, size)
+
+            def write(self, offset: int, data: bytes) -> None:
+                handle.write(offset, data)
+
+            def sync(self) -> None:
+                handle.sync()
+
+            def close(self) -> None:
+                disk.still_open -= 1
+                handle.close()
+
+        return Handle()
+
+
+def test_file_of_subject_keys_is_closed_again_when_it_cannot_be_read(tmp_path: Path) -> None:
+    async def before(_: StorageNode, link: LocalLink) -> None:
+        await make(link, "S", erasure="subject_key")
+        await publish(link, "S", b"one")
+
+    play(tmp_path, before)
+    files = UnreadableFiles()
+    with pytest.raises(OSError, match="Input/output error"):
+        StorageNode.open(NodeOptions(tmp_path, files=files), SingleMemberGroups())
+    assert files.still_open == 0
 
 
 @pytest.mark.parametrize("node_keys", [(), (bytes(32),)])

@@ -75,11 +75,14 @@ def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
     find_keyring(files, options.data_dir, options.node_keys)
     _check_store_is_there(files, options.data_dir)
     store = options.open_store(options.data_dir / STORE_NAME)
+    node: StorageNode | None = None
     try:
         identity, keyring = _identify(files, options.data_dir, options.node_keys)
         node = make(identity, store if keyring is None else SealedStore(store, keyring), keyring)
         node.recover(files)
     except BaseException:
+        if node is not None:
+            node.subject_keys.close()
         store.close()
         raise
     return node
