@@ -266,15 +266,17 @@ class EdgeApp:
         self.metrics.answered(request.method, template, status, seconds)
         if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
             outer = enter_context(request)
-            _log.log(
-                logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
-                "request",
-                method=request.scope["method"],
-                path=request.raw_path.decode("latin-1"),
-                status=status,
-                seconds=round(seconds, 6),
-            )
-            leave_context(outer)
+            try:
+                _log.log(
+                    logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
+                    "request",
+                    method=request.scope["method"],
+                    path=request.raw_path.decode("latin-1"),
+                    status=status,
+                    seconds=round(seconds, 6),
+                )
+            finally:
+                leave_context(outer)
 
     # Sockets -------------------------------------------------------------------------------------
     def socket_endpoint(self, url: bytes) -> SocketEndpoint | None:

@@ -107,8 +107,10 @@ class LinkServer:
             self.failed[name] = self.failed.get(name, 0) + 1
         if self.access_log:
             outer = enter_context(work.context)
-            _log.info("link_request", method=name, error=error or None, seconds=seconds)
-            leave_context(outer)
+            try:
+                _log.info("link_request", method=name, error=error or None, seconds=seconds)
+            finally:
+                leave_context(outer)
 
     def admits(self) -> bool:
         """Return True if one more connection may begin its handshake.
