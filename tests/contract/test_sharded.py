@@ -29,13 +29,13 @@ def sharded(unused: Stream) -> Iterator[Stream]:
     unused.client.delete(unused.path)
 
 
-def part_of(rest: str) -> int:
+def shard_number(rest: str) -> int:
     return shard_of(f"x.{rest}", SHARDS, (2,))
 
 
 def apart() -> tuple[str, str]:
     """Two keys whose subjects are in different shards."""
-    return "a", next(key for key in "bcdefgh" if part_of(key) != part_of("a"))
+    return "a", next(key for key in "bcdefgh" if shard_number(key) != shard_number("a"))
 
 
 def pages(stream: Stream, **query: Any) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_publishes_are_answered_with_the_shard_of_their_subject(sharded: Stream)
         assert answer.status_code == 201, answer.text
         ack = answer.json()
         assert ack.keys() == {"stream", "seq", "duplicate", "shard"}
-        assert ack["shard"] == part_of(key)
+        assert ack["shard"] == shard_number(key)
     left, right = apart()
     first = sharded.publish(rest=left, Nats_Msg_Id="twice").json()
     assert not sharded.publish(rest=right, Nats_Msg_Id="twice").json()["duplicate"]
@@ -110,7 +110,7 @@ def test_batch_is_answered_in_its_order(sharded: Stream) -> None:
     assert results[8]["problem"]["code"] == 20002
     for at, result in enumerate(results):
         if at not in (7, 8):
-            assert result["shard"] == part_of(f"k{at % 9}")
+            assert result["shard"] == shard_number(f"k{at % 9}")
             target = f"{sharded.path}/messages/{result['seq']}?shard={result['shard']}"
             stored = sharded.client.get(target)
             assert stored.text == str(at)
@@ -122,7 +122,7 @@ def test_batch_is_answered_in_its_order(sharded: Stream) -> None:
         headers={"content-type": "application/x-ndjson", "accept": "application/x-ndjson"},
     )
     shards = [json.loads(line)["shard"] for line in answer.text.splitlines()]
-    assert shards == [part_of(f"k{at}") for at in range(3)]
+    assert shards == [shard_number(f"k{at}") for at in range(3)]
 
 
 def test_batch_over_shards_is_not_atomic_and_replaces_no_stream(sharded: Stream) -> None:
@@ -136,7 +136,8 @@ def test_batch_over_shards_is_not_atomic_and_replaces_no_stream(sharded: Stream)
     answer = sharded.client.post(target, json=batch(left, left))
     assert answer.status_code == 201
     assert answer.json() == {
-        "stream": sharded.name, "first_seq": 1, "last_seq": 2, "count": 2, "shard": part_of(left),
+        "stream": sharded.name, "first_seq": 1, "last_seq": 2, "count": 2,
+        "shard": shard_number(left),
     }  # fmt: skip
     assert_problem(sharded.publish(rest=left, Nats_Rollup="all"), 422, 10111)
     assert sharded.publish(rest=left, Nats_Rollup="sub").status_code == 201
@@ -164,14 +165,14 @@ def test_sequences_need_their_shard(sharded: Stream) -> None:
     for purge in ({"up_to_seq": 5}, {"keep": 1}):
         answer = sharded.client.post(f"{sharded.path}/purge", json=purge)
         assert_problem(answer, 422, 20030, "shard")
-    part = part_of("0")
-    query = {"shard": part, "from_seq": 1}
+    shard = shard_number("0")
+    query = {"shard": shard, "from_seq": 1}
     page = sharded.client.get(f"{sharded.path}/messages", params=query).json()
-    assert page["messages"][0]["shard"] == part
+    assert page["messages"][0]["shard"] == shard
     assert "next_seq" in page
-    deleted = sharded.client.delete(f"{sharded.path}/messages/1?shard={part}")
+    deleted = sharded.client.delete(f"{sharded.path}/messages/1?shard={shard}")
     assert deleted.status_code == 204
-    purged = sharded.client.post(f"{sharded.path}/purge", json={"up_to_seq": 100, "shard": part})
+    purged = sharded.client.post(f"{sharded.path}/purge", json={"up_to_seq": 100, "shard": shard})
     assert purged.json()["purged"] == len(page["messages"]) - 1
 
 
@@ -180,7 +181,7 @@ def test_ranges_over_all_shards_go_on_from_cursors(sharded: Stream) -> None:
         sharded.publish(b"%d" % number, rest=f"k{number % 6}")
     found = pages(sharded, limit=4)
     assert [int(one["data"]) for one in found] == list(range(25))
-    assert {one["shard"] for one in found} == {part_of(f"k{key}") for key in range(6)}
+    assert {one["shard"] for one in found} == {shard_number(f"k{key}") for key in range(6)}
     late = found[11]["time"]
     assert pages(sharded, limit=4, start_time=late) == found[11:]
     subject = sharded.subject("k2")
@@ -217,7 +218,7 @@ def test_tail_over_all_shards_goes_on_behind_its_last_id(sharded: Stream) -> Non
                 event = events.next()
                 assert event is not None
                 message = json.loads(event["data"])
-                assert message["shard"] == part_of(f"k{message['data']}")
+                assert message["shard"] == shard_number(f"k{message['data']}")
                 seen.append(message["data"])
                 last_id = event["id"]
     with tail(sharded, Last_Event_ID=last_id) as events:
@@ -228,9 +229,9 @@ def test_tail_over_all_shards_goes_on_behind_its_last_id(sharded: Stream) -> Non
             assert event is not None
             seen.append(json.loads(event["data"])["data"])
     assert seen == [str(number) for number in range(11)]
-    part = part_of("k0")
-    with tail(sharded, f"shard={part}") as events:
-        assert events.message()["shard"] == part
+    shard = shard_number("k0")
+    with tail(sharded, f"shard={shard}") as events:
+        assert events.message()["shard"] == shard
     events_only = {"accept": "text/event-stream", "last-event-id": "3"}
     answer = sharded.client.get(f"{sharded.path}/messages", headers=events_only)
     assert_problem(answer, 422, 20030, "shard")
@@ -289,8 +290,8 @@ def test_replay_reads_every_shard_by_its_splits(sharded: Stream) -> None:
 
 def test_archive_holds_all_shards(sharded: Stream) -> None:
     sharded.fill(30)
-    part = part_of("0")
-    assert sharded.client.delete(f"{sharded.path}/messages/1?shard={part}").status_code == 204
+    shard = shard_number("0")
+    assert sharded.client.delete(f"{sharded.path}/messages/1?shard={shard}").status_code == 204
     found, info = pages(sharded), sharded.client.get(sharded.path).json()
     archive = sharded.client.get(f"{sharded.path}/snapshot").content
     sharded.client.delete(sharded.path)
@@ -311,12 +312,12 @@ def test_sockets_are_answered_with_the_shard(
     data: Any = b"x" if form == MSGPACK else "x"
     with Talk(server.url, form) as talk:
         ack = talk.ask("pub", subject=sharded.subject("k"), data=data)
-        assert ack["shard"] == part_of("k")
+        assert ack["shard"] == shard_number("k")
         messages: list[Any] = [
             {"subject": sharded.subject(f"k{at}"), "data": data} for at in range(8)
         ]
         acks = talk.ask("pub_batch", stream=sharded.name, messages=messages)
-    assert [one["shard"] for one in acks["results"]] == [part_of(f"k{at}") for at in range(8)]
+    assert [one["shard"] for one in acks["results"]] == [shard_number(f"k{at}") for at in range(8)]
 
 
 def test_packed_batch_is_split_as_any_other(sharded: Stream) -> None:
@@ -328,7 +329,7 @@ def test_packed_batch_is_split_as_any_other(sharded: Stream) -> None:
     )
     assert answer.status_code == 201, answer.text
     assert [one["shard"] for one in answer.json()["results"]] == [
-        part_of(f"k{at}") for at in range(30)
+        shard_number(f"k{at}") for at in range(30)
     ]
 
 
@@ -338,7 +339,7 @@ def test_messages_are_erased_by_subject_from_all_shards_and_by_sequence_from_one
     sharded.fill(20)
     erase = f"{sharded.path}/erase"
     assert_problem(sharded.client.post(erase, json={"seqs": [1]}), 422, 20030, "shard")
-    by_seq = {"seqs": [1], "shard": part_of("0")}
+    by_seq = {"seqs": [1], "shard": shard_number("0")}
     answer = sharded.client.post(f"{erase}?wait=60s", json=by_seq)
     assert (answer.status_code, answer.json()["messages"]) == (200, 1)
     answer = sharded.client.post(f"{erase}?wait=60s", json={"subject": f"{sharded.prefix}.>"})

@@ -238,7 +238,7 @@ class Life:
         consumer = machine.consumer(call.consumer)
         if consumer is None:
             raise ApiError(errors.CONSUMER_NOT_FOUND, applied=False)
-        address = (machine.shard, consumer.consumer_id, consumer.epoch)
+        address = (machine.shard_id, consumer.consumer_id, consumer.epoch)
         items = [AckItem(*address, seq, call.kind) for seq in call.seqs]
         results = await self.link.acknowledge(call.stream, call.consumer, items, call.sync)
         assert all(result.code == 0 for result in results), results
@@ -356,17 +356,17 @@ class Life:
         """Streams and shards that a crash left half created or half deleted."""
         entries = self.node.meta.streams.values()
         found = [f"{entry.name} is {entry.stage}" for entry in entries if entry.stage != "listed"]
-        numbers = {number for entry in entries for number in entry.numbers}
-        strays = numbers ^ set(self.node.applier.shards)
-        return found + [f"shard {number} is loaded or listed, not both" for number in strays]
+        shard_ids = {shard_id for entry in entries for shard_id in entry.shard_ids}
+        strays = shard_ids ^ set(self.node.applier.shards)
+        return found + [f"shard {shard_id} is loaded or listed, not both" for shard_id in strays]
 
     def _overlaps(self) -> list[str]:
         """Blocks whose sequences overlap those of another block."""
         found = []
-        for number, directory in self.node.blocks.directories.items():
+        for shard_id, directory in self.node.blocks.directories.items():
             spans = [directory.span(at) for at in range(len(directory))]
             found += [
-                f"shard {number} has a block from {above.base_seq} to {above.end_seq} twice"
+                f"shard {shard_id} has a block from {above.base_seq} to {above.end_seq} twice"
                 for below, above in itertools.pairwise(spans)
                 if above.base_seq < below.end_seq
             ]
@@ -380,9 +380,9 @@ class Life:
             for key in store.scan_keys(kind, keys.prefix_end(kind))
         }
         entries = self.node.meta.streams.values()
-        listed = {number for entry in entries for number in entry.numbers}
+        listed = {shard_id for entry in entries for shard_id in entry.shard_ids}
         strays = rows - {META_SHARD} - listed
-        return [f"shard {number} is gone and has rows" for number in strays]
+        return [f"shard {shard_id} is gone and has rows" for shard_id in strays]
 
     async def drain_all(self) -> None:
         """Drain every consumer of the streams that can be read."""

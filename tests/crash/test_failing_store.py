@@ -88,7 +88,7 @@ async def fail_and_heal(
             await publish(link, one)
         first = await link.pull(PullRequest(stream="S", consumer="c", batch=30))
         acks = [
-            AckItem(first.shard, first.consumer_id, first.epoch, one.message.seq, "ack")
+            AckItem(first.shard_id, first.consumer_id, first.epoch, one.message.seq, "ack")
             for one in first.deliveries[:10]
         ]
         await link.acknowledge("S", "c", acks, True)
@@ -145,7 +145,7 @@ async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) ->
         await link.put_stream(names["listed"], "put", None, False)
         if removed:
             await link.put_stream(names["half"], "put", None, False)
-            await node.shard_log.command(node.meta.streams["T"].shard, DropStream())
+            await node.shard_log.command(node.meta.streams["T"].shard_id, DropStream())
         else:
             await node.meta_log.command(META_SHARD, ReserveStream("T", ("t.*",), "abc"))
         await node.until_written()
@@ -158,7 +158,7 @@ async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) ->
         await wait_until(lambda: node.fatal.done() or not node.readiness())
         assert not node.fatal.done(), node.failure
         await wait_until(lambda: "T" not in node.meta.streams)
-        assert set(node.applier.shards) == {node.meta.streams["S"].shard}
+        assert set(node.applier.shards) == {node.meta.streams["S"].shard_id}
         await link.put_stream(names["half"], "put", None, False)
         assert await publish(link, 2) == 2
         await publishing.publish(link, "T", [PublishMessage("t.a", None, b"anew", None)])

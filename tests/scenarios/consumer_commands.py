@@ -81,7 +81,7 @@ async def pull(world: World, arguments: Arguments) -> list[str]:
 
 async def _pull_and_record(world: World, request: PullRequest) -> PullResult:
     result = await world.link.pull(request)
-    address = Delivered(result.shard, result.consumer_id, result.epoch)
+    address = Delivered(result.shard_id, result.consumer_id, result.epoch)
     for delivery in result.deliveries:
         world.delivered[request.stream, request.consumer, delivery.message.seq] = address
     # Deliveries are joined for some milliseconds before they are logged; asking for the state has

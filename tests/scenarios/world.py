@@ -42,7 +42,7 @@ class EndedPull:
 class Delivered:
     """What a delivery's ack token holds besides the sequence."""
 
-    shard: int
+    shard_id: int
     consumer_id: int
     epoch: int
 

@@ -93,7 +93,7 @@ def test_filter_lies_in_one_shard_when_its_wildcards_choose_none() -> None:
 
 @given(st.integers(-1, 1_000), shard_counts)
 def test_shares_of_a_limit_add_up_to_it(total: int, shards: int) -> None:
-    shares = [share(total, shards, part) for part in range(shards)]
+    shares = [share(total, shards, shard) for shard in range(shards)]
     assert shares == sorted(shares, reverse=True)
     if total < 0:
         assert set(shares) == {total}

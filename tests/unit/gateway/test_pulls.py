@@ -171,7 +171,7 @@ def test_acks_reach_the_storage_as_their_tokens_say() -> None:
         ("term", 0, "poison"),
         ("in_progress", 0, ""),
     ]
-    assert {(one.shard, one.consumer_id, one.epoch, one.seq) for one in edge.link.acked} == {
+    assert {(one.shard_id, one.consumer_id, one.epoch, one.seq) for one in edge.link.acked} == {
         (1, 7, 3, 5)
     }
 

@@ -480,5 +480,5 @@ def test_dropped_restore_leaves_no_row() -> None:
     assert rig.store.rows
     rig.apply(1, cmd.DropStream())
     assert rig.store.rows == {}
-    assert rig.machine.shard == SHARD
+    assert rig.machine.shard_id == SHARD
     assert not np.any(rig.machine.subjects.counts)

@@ -65,7 +65,7 @@ async def until_written(node: StorageNode) -> None:
 
 def stored(node: StorageNode) -> tuple[int, int]:
     """Blocks of ``S`` in the store, and their bytes."""
-    prefix = keys.shard_key(keys.BLOCK, node.streams.shard("S").machine.shard)
+    prefix = keys.shard_key(keys.BLOCK, node.streams.shard("S").machine.shard_id)
     rows = list(node._store.scan(prefix, keys.prefix_end(prefix)))
     return len(rows), sum(len(value) for _, value in rows)
 
@@ -96,7 +96,7 @@ def test_keys_overwritten_again_and_again_keep_the_store_small(tmp_path: Path) -
             blocks, size = stored(node)
             assert blocks <= 3
             assert size < 3 * BLOCK * len(PAYLOAD)
-            assert len(node.blocks.directory(node.streams.shard("S").machine.shard)) == blocks
+            assert len(node.blocks.directory(node.streams.shard("S").machine.shard_id)) == blocks
             assert await everything(link) == [1, *range(20 * BLOCK - 8, 20 * BLOCK + 2)]
             # On and on: it never grows.
             for _ in range(3):
@@ -120,7 +120,7 @@ def test_block_with_few_live_messages_is_cut_to_them(tmp_path: Path) -> None:
             blocks, size = stored(node)
             assert blocks == before[0] + 2
             assert before[1] - size > 220 * len(PAYLOAD)
-            directory = node.blocks.directory(node.streams.shard("S").machine.shard)
+            directory = node.blocks.directory(node.streams.shard("S").machine.shard_id)
             spans = [directory.span(at) for at in (1, 2, 3)]
             assert [span.base_seq for span in spans] == [BLOCK + 80, BLOCK + 160, BLOCK + 240]
             assert [span.count for span in spans] == [5, 5, 11]
@@ -255,8 +255,8 @@ def test_block_damaged_before_it_is_rewritten_stops_its_stream(tmp_path: Path) -
             for seq in range(2, BLOCK):
                 await link.delete_message("S", seq)
         async with running(tmp_path) as (node, link):
-            number = node.streams.shard("S").machine.shard
-            key = keys.large_key(keys.BLOCK, number, 1)
+            shard_id = node.streams.shard("S").machine.shard_id
+            key = keys.large_key(keys.BLOCK, shard_id, 1)
             node._store.write([("put", key, b"rotten")])
             await compacted(node)
             assert node.streams.shard("S").damaged.startswith("block 1: ")
@@ -327,8 +327,8 @@ def test_failing_disk_is_said_in_a_line_and_keeps_no_stream_in_memory_waiting(
 
 def listed_rows(node: StorageNode) -> tuple[int, int]:
     """Pages and rows of single blocks in the directory of ``S`` as it is stored."""
-    number = node.streams.shard("S").machine.shard
-    kinds = keys.shard_key(keys.BLOCK_PAGE, number), keys.shard_key(keys.BLOCK_INDEX, number)
+    shard_id = node.streams.shard("S").machine.shard_id
+    kinds = keys.shard_key(keys.BLOCK_PAGE, shard_id), keys.shard_key(keys.BLOCK_INDEX, shard_id)
     pages, rows = (len(list(node._store.scan(one, keys.prefix_end(one)))) for one in kinds)
     return pages, rows
 

@@ -85,7 +85,7 @@ class Stage:
 
     async def rows(self) -> int:
         await self.node.until_written()
-        prefix = keys.shard_key(keys.DEADLINE, self.shard.machine.shard)
+        prefix = keys.shard_key(keys.DEADLINE, self.shard.machine.shard_id)
         return len(list(self.node._store.scan(prefix, keys.prefix_end(prefix))))
 
     async def headers(self, seq: int) -> Headers | None:

@@ -321,10 +321,10 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
             await fill(link, 6, "T")
             await link.delete_message("S", 4)
         async with running(tmp_path) as (node, link):
-            number = node.streams.shard("S").machine.shard
-            directory = node.blocks.directory(number)
+            shard_id = node.streams.shard("S").machine.shard_id
+            directory = node.blocks.directory(shard_id)
             base_seq = directory.span(directory.position(4)).base_seq
-            node._store.write([("put", keys.large_key(keys.BLOCK, number, base_seq), b"rotten")])
+            node._store.write([("put", keys.large_key(keys.BLOCK, shard_id, base_seq), b"rotten")])
             stuck = await link.erase("S", [4], "")
             while not node.eraser.counts.failed:
                 await asyncio.sleep(0)

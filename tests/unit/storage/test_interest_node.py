@@ -83,8 +83,8 @@ def test_blocks_with_gaps_are_merged_and_found_again_after_a_restart(tmp_path: P
     async def scene() -> None:
         async with running(tmp_path) as node:
             kept = await filled(node)
-            number = node.streams.shard("S").machine.shard
-            assert len(node.blocks.directory(number)) < TURNS // 2
+            shard_id = node.streams.shard("S").machine.shard_id
+            assert len(node.blocks.directory(shard_id)) < TURNS // 2
             before = picture(node.streams.shard("S").machine)
         async with running(tmp_path) as node:
             assert picture(node.streams.shard("S").machine) == before
@@ -116,13 +116,13 @@ def test_wanted_messages_behind_unwanted_ones_of_their_entry_are_read(tmp_path: 
         async with running(tmp_path) as node:
             link = LocalLink(node)
             await filled(node)
-            number = node.streams.shard("S").machine.shard
+            shard_id = node.streams.shard("S").machine.shard_id
             # What is asked for in one turn goes into one entry; the command keeps both apart.
             unwanted = [PublishMessage("a.gone", None, b"x")]
             wanted = [PublishMessage("a.kept.1", None, b"y")] * 2
             stored = asyncio.get_running_loop().create_future()
             link.publish_then("S", unwanted, lambda _: None)
-            node.shard_log.command(number, cmd.EnforceLimits(1))
+            node.shard_log.command(shard_id, cmd.EnforceLimits(1))
             link.publish_then("S", wanted, stored.set_result)
             assert (await stored).results[0].seq == 3 * TURNS + 2
             async with asyncio.timeout(PATIENCE_S):

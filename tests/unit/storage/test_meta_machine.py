@@ -38,7 +38,7 @@ class Kept:
         reserved = self.apply(cmd.ReserveStream(name, subjects, "i"))
         assert isinstance(reserved, Reserved)
         assert isinstance(self.apply(cmd.ListStream(name, subjects)), Done)
-        return reserved.shard
+        return reserved.shard_id
 
     def restart(self) -> None:
         self.meta = MetaMachine()
@@ -94,7 +94,7 @@ def test_stream_in_memory_is_renewed_in_another_shard_with_its_configuration() -
     assert kept.apply(cmd.RenewStream("A", "j")) == Reserved(number + 1)
     kept.restart()
     entry = kept.meta.streams["A"]
-    assert (entry.shard, entry.incarnation, entry.config) == (number + 1, "j", config)
+    assert (entry.shard_id, entry.incarnation, entry.config) == (number + 1, "j", config)
     assert kept.make("B", "b") == 3
     kept.restart()
     assert kept.meta.streams["A"].stage == "listed"
@@ -150,7 +150,7 @@ def test_stream_with_shards_gets_ids_in_a_row_and_keeps_them_over_a_restart() ->
     assert kept.apply(cmd.ReserveStream("B", ("b",), "i", 64)) == Reserved(2)
     assert kept.apply(cmd.ReserveStream("C", ("c",), "i")) == Reserved(66)
     kept.restart()
-    assert list(kept.meta.streams["B"].numbers) == list(range(2, 66))
+    assert list(kept.meta.streams["B"].shard_ids) == list(range(2, 66))
     assert kept.apply(cmd.ReserveStream("D", ("d",), "i")) == Reserved(67)
     for shards in (0, 65):
         refused = kept.apply(cmd.ReserveStream("E", ("e",), "i", shards))
@@ -165,7 +165,7 @@ def test_row_of_a_stream_from_before_shards_has_one() -> None:
         if isinstance(row, list):
             kept.store.write([("put", key, msgspec.msgpack.encode(row[:5]))])
     kept.restart()
-    assert list(kept.meta.streams["A"].numbers) == [1]
+    assert list(kept.meta.streams["A"].shard_ids) == [1]
 
 
 def test_changes_count_every_command_so_that_caches_notice() -> None:
@@ -204,7 +204,7 @@ def test_no_two_streams_ever_share_a_subject_and_a_restart_changes_nothing(
             assert kept.meta.streams == before
         result = kept.apply(command)
         if isinstance(result, Reserved):
-            shards.append(result.shard)
+            shards.append(result.shard_id)
         for left, right in itertools.combinations(kept.meta.streams.values(), 2):
             assert not any(overlaps(a, b) for a in left.subjects for b in right.subjects)
     assert shards == list(range(1, len(shards) + 1))

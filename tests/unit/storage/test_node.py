@@ -187,7 +187,7 @@ def test_what_nobody_waits_for_is_stored_and_recorded_before_a_clean_stop(tmp_pa
         await link.put_consumer("S", config, "create", None, False)
         await publish(link, 2)
         pulled = await link.pull(PullRequest(stream="S", consumer="red", batch=2))
-        address = (pulled.shard, pulled.consumer_id, pulled.epoch)
+        address = (pulled.shard_id, pulled.consumer_id, pulled.epoch)
         await link.acknowledge("S", "red", [AckItem(*address, 1, "ack")], False)
         for _ in range(3_000):  # more than two entries, which may be on their way at once
             link.publish_then("S", [PublishMessage("a", None, PAYLOAD)], outcomes.append)
@@ -239,7 +239,7 @@ def test_limits_whose_enforcement_was_lost_with_a_crash_are_kept_all_the_same(
         assert record is not None
         lowered = StreamConfig(name="S", subjects=("a",), max_msgs=2)
         change = ConfigureStream(lowered, record.incarnation, record.hash_key)
-        await node.shard_log.command(shard.machine.shard, change)
+        await node.shard_log.command(shard.machine.shard_id, change)
         if asked_again:
             await link.put_stream(lowered, "put", None, False)
             assert (await link.stream_info("S")).state.messages == 2

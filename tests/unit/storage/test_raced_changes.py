@@ -103,7 +103,7 @@ def test_stream_that_is_changed_while_it_is_removed_stays_removed(tmp_path: Path
     async def scene(node: StorageNode, link: LocalLink) -> None:
         shard = node.streams.shard("S").machine
         assert shard.record is not None
-        record, number = shard.record, shard.shard
+        record, shard_id = shard.record, shard.shard_id
         larger = StreamConfig(name="S", subjects=("a.>",), max_msgs=7)
         late = cmd.ConfigureStream(
             larger, record.incarnation, record.hash_key, given=cmd.Precondition(update=True)
@@ -114,9 +114,9 @@ def test_stream_that_is_changed_while_it_is_removed_stays_removed(tmp_path: Path
         # From the moment on at which its shard has decided, nobody finds it.
         assert await outcome(link.stream_info("S")) is errors.STREAM_NOT_FOUND
         assert not (await link.list_streams("", "", 10, "")).streams
-        await node.shard_log.command(number, late)
+        await node.shard_log.command(shard_id, late)
         await drop
-        assert number not in node.applier.shards
+        assert shard_id not in node.applier.shards
         assert not node.meta.streams
         await link.put_stream(larger, "create", None, False)
 
@@ -175,7 +175,7 @@ def test_removal_cut_short_behind_the_decision_is_finished_by_a_restart(tmp_path
         record = node.streams.shard("S").machine.record
         assert record is not None
         drop = cmd.DropStream(record.incarnation, record.version)
-        await node.shard_log.command(node.streams.shard("S").machine.shard, drop)
+        await node.shard_log.command(node.streams.shard("S").machine.shard_id, drop)
 
     async def look(node: StorageNode, link: LocalLink) -> None:
         assert not node.meta.streams
@@ -201,7 +201,7 @@ def test_refused_change_of_subjects_lets_go_of_what_it_claimed(tmp_path: Path) -
         while node.meta.streams["S"].subjects != wider.subjects:
             await asyncio.sleep(0)
         # The subjects are claimed, the shard is not asked yet: another change comes first.
-        between_done = node.shard_log.command(shard.shard, between)
+        between_done = node.shard_log.command(shard.shard_id, between)
         assert await changing is errors.PRECONDITION_FAILED
         await between_done
         assert node.meta.streams["S"].subjects == ("a.>",)

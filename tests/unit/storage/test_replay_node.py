@@ -215,7 +215,7 @@ def test_damage_in_a_unit_is_reported_with_the_block_that_is_damaged(
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
         shard = node.streams.shard("S")
-        key = keys.large_key(keys.BLOCK, shard.machine.shard, base_seq)
+        key = keys.large_key(keys.BLOCK, shard.machine.shard_id, base_seq)
         value = node._store.get(key)
         assert value is not None
         node._store.write([("put", key, value[:-5] + b"?" + value[-4:])])
@@ -231,7 +231,7 @@ def test_damage_in_a_unit_is_reported_with_the_block_that_is_damaged(
 def test_damage_is_reported_where_it_lies_and_not_before(tmp_path: Path, subject: str) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         shard = node.streams.shard("S")
-        key = keys.large_key(keys.BLOCK, shard.machine.shard, 601)
+        key = keys.large_key(keys.BLOCK, shard.machine.shard_id, 601)
         value = node._store.get(key)
         assert value is not None
         node._store.write([("put", key, value[:-5] + b"?" + value[-4:])])

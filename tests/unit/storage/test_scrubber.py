@@ -65,8 +65,8 @@ def raw_store(node: StorageNode) -> RocksStore:
 
 def row(node: StorageNode, kind: bytes) -> tuple[bytes, bytes]:
     """The last row of ``kind`` of the stream ``S``, as it is stored."""
-    number = node.streams.shard("S").machine.shard
-    prefix = keys.shard_key(kind, number)
+    shard_id = node.streams.shard("S").machine.shard_id
+    prefix = keys.shard_key(kind, shard_id)
     return list(raw_store(node).scan(prefix, keys.prefix_end(prefix)))[-1]
 
 
@@ -88,7 +88,7 @@ def test_sound_node_is_read_whole_and_nothing_is_found(
             counts = node.scrubber.counts
             assert (counts.rounds, counts.damaged) == (1, 0)
             assert counts.blocks == len(
-                node.blocks.directory(node.streams.shard("S").machine.shard)
+                node.blocks.directory(node.streams.shard("S").machine.shard_id)
             )
             assert counts.bytes > sum(len(message.payload) for message in MESSAGES)
             assert node.readiness() == {}
@@ -162,10 +162,10 @@ def test_blocks_that_go_while_they_are_read_are_no_damage(
 
             read = node.scrubber._broken
 
-            def read_late(number: int, spans: list[object]) -> list[object]:
+            def read_late(shard_id: int, spans: list[object]) -> list[object]:
                 # The directory named these blocks; now they go.
                 asyncio.run_coroutine_threadsafe(change_once(), loop).result(20)
-                return read(number, spans)  # type: ignore[arg-type, return-value]
+                return read(shard_id, spans)  # type: ignore[arg-type, return-value]
 
             loop = asyncio.get_running_loop()
             monkeypatch.setattr(node.scrubber, "_broken", read_late)
@@ -194,20 +194,20 @@ def test_block_that_the_disk_fails_to_read_keeps_no_other_stream_from_its_scrub(
 ) -> None:
     async def scenario() -> None:
         async with filled(tmp_path) as (node, _):
-            failing = node.streams.shard("S").machine.shard
+            failing = node.streams.shard("S").machine.shard_id
             load_many, looked = node.blocks.load_many, []
 
-            def load(number: int, base_seqs: list[int]) -> list[Block]:
-                looked.append(number)
-                if number == failing:
+            def load(shard_id: int, base_seqs: list[int]) -> list[Block]:
+                looked.append(shard_id)
+                if shard_id == failing:
                     raise StoreFailedError("IO error: Input/output error")
-                return load_many(number, base_seqs)
+                return load_many(shard_id, base_seqs)
 
             monkeypatch.setattr(node.blocks, "load_many", load)
             await publish(LocalLink(node), "T", [PublishMessage("t", None, b"x")])
             await node.until_written()
             await node.scrubber.round()
-            assert set(looked) == {failing, node.streams.shard("T").machine.shard}
+            assert set(looked) == {failing, node.streams.shard("T").machine.shard_id}
             assert node.scrubber.counts.rounds == 1
             assert node.readiness() == {}
 

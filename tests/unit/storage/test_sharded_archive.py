@@ -85,11 +85,11 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
                 assert await rows_of_shards(node) == []
                 await restored(link, data)
             assert await known(link) == before
-            part = shard_of("a.1", SHARDS, (2,))
+            shard = shard_of("a.1", SHARDS, (2,))
             ack = await publish(link, "S", [message(1, b"x", msg_id="id-24-1")])
-            assert [(one.duplicate, one.shard) for one in ack.results] == [(True, part)]
+            assert [(one.duplicate, one.shard) for one in ack.results] == [(True, shard)]
             ack = await publish(link, "S", [message(1, b"x")])
-            assert ack.results[0].seq == before["state"][3][part].last_seq + 1
+            assert ack.results[0].seq == before["state"][3][shard].last_seq + 1
             again = await archive_of(link)
             reader = ArchiveReader()
             reader.feed(again)
@@ -106,9 +106,9 @@ def test_crash_at_any_point_leaves_all_shards_or_nothing(
 Change = Callable[[list[list[Record]]], list[list[Record]]]
 
 
-def with_header(shard: list[Record], **fields: Any) -> list[Record]:
-    header = msgspec.structs.replace(decoded(shard[0].payload, ArchiveHeader), **fields)
-    return [Record(archive.HEADER, msgspec.msgpack.encode(header)), *shard[1:]]
+def with_header(records: list[Record], **fields: Any) -> list[Record]:
+    header = msgspec.structs.replace(decoded(records[0].payload, ArchiveHeader), **fields)
+    return [Record(archive.HEADER, msgspec.msgpack.encode(header)), *records[1:]]
 
 
 def without_consumers(shard: list[Record]) -> list[Record]:
@@ -121,14 +121,14 @@ def renamed_subjects(shard: list[Record]) -> list[Record]:
     for one in shard:
         if one.kind == archive.SUBJECTS:
             subjects = decoded(one.payload, Subjects)
-            part = shard_of(subjects.names[0], SHARDS, (2,))
+            number = shard_of(subjects.names[0], SHARDS, (2,))
             names = [
                 next(
-                    f"a.{at}.{number}"
+                    f"a.{at}.{position}"
                     for at in range(99)
-                    if shard_of(f"a.{at}", SHARDS, (2,)) != part
+                    if shard_of(f"a.{at}", SHARDS, (2,)) != number
                 )
-                for number in range(len(subjects.names))
+                for position in range(len(subjects.names))
             ]
             moved = msgspec.msgpack.encode(Subjects(subjects.rows, names))
             changed.append(Record(one.kind, moved))
@@ -141,8 +141,8 @@ CHANGES: dict[str, Change] = {
     "a shard is missing": lambda shards: shards[:-1],
     "a shard comes twice": lambda shards: [*shards, shards[-1]],
     "shards are out of order": lambda shards: [shards[1], shards[0], *shards[2:]],
-    "a header says another part": lambda shards: [
-        *shards[:-1], with_header(shards[-1], part=0)
+    "a header says another shard": lambda shards: [
+        *shards[:-1], with_header(shards[-1], shard=0)
     ],
     "a stream of one shard": lambda shards: [
         with_header(shards[0], config=StreamConfig(name="S", subjects=("a.>",))),

@@ -86,8 +86,8 @@ def test_everything_is_delivered_once_and_settled_where_it_came_from(tmp_path: P
             found += result.deliveries
             await settle(link, result, result.deliveries)
         assert payloads(found) == list(range(60))
-        for part in range(SHARDS):
-            own = [one for one in found if one.message.shard == part]
+        for shard in range(SHARDS):
+            own = [one for one in found if one.message.shard == shard]
             assert [one.message.seq for one in own] == list(range(1, len(own) + 1))
             assert [one.consumer_seq for one in own] == list(range(1, len(own) + 1))
         info = await link.consumer_info("S", "c")
@@ -107,9 +107,9 @@ def test_every_shard_has_its_turn(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 200, keys=40)
         await make(link)
-        parts = [(await pull(link, 1)).deliveries[0].message.shard for _ in range(3 * SHARDS)]
-        assert sorted(parts[:SHARDS]) == list(range(SHARDS))
-        assert parts[SHARDS:] == parts[: 2 * SHARDS]
+        shards = [(await pull(link, 1)).deliveries[0].message.shard for _ in range(3 * SHARDS)]
+        assert sorted(shards[:SHARDS]) == list(range(SHARDS))
+        assert shards[SHARDS:] == shards[: 2 * SHARDS]
 
     play(tmp_path, scene)
 
@@ -304,7 +304,7 @@ def test_tokens_of_elsewhere_are_refused(tmp_path: Path) -> None:
         await make(link, "d")
         other = StreamConfig(name="OTHER", subjects=("other.>",), shards=2)
         await link.put_stream(other, "put", None, False)
-        there = node.streams.shard("OTHER", 1).machine.shard
+        there = node.streams.shard("OTHER", 1).machine.shard_id
         result = await pull(link, 8)
         one = result.deliveries[0]
         shard, consumer_id, epoch = result.address(one)

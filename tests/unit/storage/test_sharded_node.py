@@ -38,8 +38,8 @@ SHARDED = errors.SHARDED_UNSUPPORTED
 
 def other_shard(key: str) -> str:
     """A key whose subject is in another shard than that of ``key``."""
-    part = shard_of(f"a.{key}", SHARDS, (2,))
-    return next(str(at) for at in range(99) if shard_of(f"a.{at}", SHARDS, (2,)) != part)
+    shard = shard_of(f"a.{key}", SHARDS, (2,))
+    return next(str(at) for at in range(99) if shard_of(f"a.{at}", SHARDS, (2,)) != shard)
 
 
 async def refused(work: Coroutine[Any, Any, Any], spec: ErrorSpec, field: str = "") -> None:
@@ -93,8 +93,8 @@ def test_results_come_in_order_and_cursors_read_everything_once(
         assert {(one.shard, one.seq): one.payload for one in found} == stored
         assert len(found) == len(stored)
         assert [one.time_ns for one in found] == sorted(one.time_ns for one in found)
-        for part in range(SHARDS):
-            seqs = [one.seq for one in found if one.shard == part]
+        for shard in range(SHARDS):
+            seqs = [one.seq for one in found if one.shard == shard]
             assert seqs == list(range(1, len(seqs) + 1))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -119,18 +119,18 @@ def check(
     if kind:
         assert (result.code, result.shard) == (codes[kind], None)
         return
-    part = shard_of(f"a.{key}", SHARDS, (2,))
-    assert (result.code, result.shard) == (0, part)
+    shard = shard_of(f"a.{key}", SHARDS, (2,))
+    assert (result.code, result.shard) == (0, shard)
     # An id meets its twin in its own shard alone.
-    twin = ids.get((part, msg_id)) if msg_id else None
+    twin = ids.get((shard, msg_id)) if msg_id else None
     assert result.duplicate == (twin is not None)
     if twin is not None:
         assert result.seq == twin
         return
-    assert (part, result.seq) not in stored
-    stored[part, result.seq] = one.payload
+    assert (shard, result.seq) not in stored
+    stored[shard, result.seq] = one.payload
     if msg_id:
-        ids[part, msg_id] = result.seq
+        ids[shard, msg_id] = result.seq
 
 
 def test_single_messages_are_answered_with_their_shard(tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_single_messages_are_answered_with_their_shard(tmp_path: Path) -> None:
         outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         link.publish_then("", [message("k")], outcome.set_result)
         ack = await outcome
-        part = shard_of("a.k", SHARDS, (2,))
-        assert (ack.stream, ack.results) == ("S", [PubResult(1, shard=part)])
+        shard = shard_of("a.k", SHARDS, (2,))
+        assert (ack.stream, ack.results) == ("S", [PubResult(1, shard=shard)])
         expected = Expected(last_seq=1, last_subject_seq=1)
         ack = await publish(link, "", [message("k", expected=expected)])
-        assert ack.results == [PubResult(2, shard=part)]
+        assert ack.results == [PubResult(2, shard=shard)]
         other = other_shard("k")
         for subject in (f"a.{other}", "a.*", "a.>"):
             expected = Expected(last_subject_seq=0, last_subject_seq_subject=subject)
@@ -150,7 +150,7 @@ def test_single_messages_are_answered_with_their_shard(tmp_path: Path) -> None:
             assert [one.code for one in ack.results] == [SHARDED.code]
         expected = Expected(last_subject_seq=2, last_subject_seq_subject="a.k")
         ack = await publish(link, "", [message("k", expected=expected)])
-        assert ack.results == [PubResult(3, shard=part)]
+        assert ack.results == [PubResult(3, shard=shard)]
 
     play(tmp_path, scene)
 
@@ -164,9 +164,9 @@ def test_messages_that_came_together_are_single_ones_to_a_stream_with_shards(
         link.publish_each_then(sent, lambda *outcome: outcomes.append(outcome))
         while len(outcomes) < len(sent):
             await asyncio.sleep(0)
-        part = shard_of("a.k", SHARDS, (2,))
+        shard = shard_of("a.k", SHARDS, (2,))
         assert [(at, ack.results) for at, ack in outcomes] == [
-            ([at], [PubResult(at + 1, shard=part)]) for at in range(3)
+            ([at], [PubResult(at + 1, shard=shard)]) for at in range(3)
         ]
 
     play(tmp_path, scene)
@@ -180,8 +180,8 @@ def test_atomic_batch_is_of_one_shard(tmp_path: Path) -> None:
             return publish(link, "S", batch)
 
         ack = await atomic(message("k"), message("k"))
-        part = shard_of("a.k", SHARDS, (2,))
-        assert ack.results == [PubResult(1, count=2, shard=part)]
+        shard = shard_of("a.k", SHARDS, (2,))
+        assert ack.results == [PubResult(1, count=2, shard=shard)]
         await refused(atomic(message("k"), message(other_shard("k"))), SHARDED)
         await refused(atomic(message("k", expected=Expected(last_seq=2))), SHARDED)
         await refused(atomic(message("k", rollup="all")), errors.ROLLUP_REFUSED)
@@ -193,8 +193,8 @@ def test_atomic_batch_is_of_one_shard(tmp_path: Path) -> None:
 def test_sequences_need_a_shard_and_cursors_the_stream(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 20)
-        part = shard_of("a.0", SHARDS, (2,))
-        assert (await link.get_message("S", 1, part)).shard == part
+        shard = shard_of("a.0", SHARDS, (2,))
+        assert (await link.get_message("S", 1, shard)).shard == shard
         invalid = errors.INVALID_FIELD
         for shard in (None, -1, SHARDS):
             await refused(link.get_message("S", 1, shard), invalid, "shard")
@@ -244,9 +244,9 @@ def test_reads_of_all_shards_select_as_reads_of_one_do(tmp_path: Path) -> None:
         assert [name for name, _ in counts + more] == [f"a.{key}" for key in range(7)]
         assert sum(count for _, count in counts + more) == 60
         assert end is None
-        part = everything[0].shard
-        one = await link.read_range(RangeRequest(stream="S", shard=part, from_seq=2))
-        assert one.messages == [each for each in everything if each.shard == part][1:]
+        shard = everything[0].shard
+        one = await link.read_range(RangeRequest(stream="S", shard=shard, from_seq=2))
+        assert one.messages == [each for each in everything if each.shard == shard][1:]
         assert not one.cursor
         info = await link.stream_info("S")
         assert info.state.last_ts_ns == everything[-1].time_ns
@@ -284,10 +284,10 @@ def test_newest_messages_are_of_the_first_pages_moment(tmp_path: Path) -> None:
         assert await last(3, nothing, up_to_time_ns=time_ns, subject="a.2") == {
             "a.2": halfway["a.2"]
         }
-        part = newest["a.2"].shard
-        of_shard = {name: one for name, one in halfway.items() if one.shard == part}
-        up_to = [one.seq for one in everything[:35] if one.shard == part][-1]
-        assert await last(3, nothing, shard=part, up_to_seq=up_to) == of_shard
+        shard = newest["a.2"].shard
+        of_shard = {name: one for name, one in halfway.items() if one.shard == shard}
+        up_to = [one.seq for one in everything[:35] if one.shard == shard][-1]
+        assert await last(3, nothing, shard=shard, up_to_seq=up_to) == of_shard
         _, token = await link.last_messages(LastRequest(stream="S", limit=2))
         assert token
         foreign = LastRequest(stream="S", subject="a.*", limit=2, token=token)
@@ -328,13 +328,13 @@ def test_purge_and_delete_remove_from_the_right_shards(tmp_path: Path) -> None:
         await fill(link, 70)
         assert await link.purge_stream("S", "a.3", 0, 0) == 10
         assert await link.purge_stream("S", "a.4", 0, 3) == 7
-        part = shard_of("a.0", SHARDS, (2,))
-        await link.delete_message("S", 1, part)
-        await refused(link.get_message("S", 1, part), errors.MESSAGE_NOT_FOUND)
+        shard = shard_of("a.0", SHARDS, (2,))
+        await link.delete_message("S", 1, shard)
+        await refused(link.get_message("S", 1, shard), errors.MESSAGE_NOT_FOUND)
         left = await read_all(link)
         assert len(left) == 52
-        kept = [one for one in left if one.shard == part]
-        assert await link.purge_stream("S", "", kept[-1].seq, 0, part) == len(kept) - 1
+        kept = [one for one in left if one.shard == shard]
+        assert await link.purge_stream("S", "", kept[-1].seq, 0, shard) == len(kept) - 1
         assert await link.purge_stream("S", "", 0, 0) == 52 - len(kept) + 1
         assert await read_all(link) == []
         assert (await link.stream_info("S")).state.messages == 0
@@ -379,13 +379,13 @@ def test_replay_plan_covers_every_shard_and_stays_as_it_was(tmp_path: Path) -> N
 def test_damage_of_a_shard_stops_that_shard_alone(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 30)
-        part = shard_of("a.1", SHARDS, (2,))
-        node.streams.shard("S", part).damaged = "block 1: rot"
+        shard = shard_of("a.1", SHARDS, (2,))
+        node.streams.shard("S", shard).damaged = "block 1: rot"
         await refused(publish(link, "S", [message(1)]), errors.DATA_LOST)
         ack = await publish(link, "S", [message(1), message(other_shard("1"))])
         assert [one.code for one in ack.results] == [errors.DATA_LOST.code, 0]
         await refused(link.read_range(RangeRequest(stream="S")), errors.DATA_LOST)
-        sound = (part + 1) % SHARDS
+        sound = (shard + 1) % SHARDS
         await link.read_range(RangeRequest(stream="S", shard=sound))
 
     play(tmp_path, scene)
@@ -404,9 +404,9 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
             assert await read_all(link) == before
             ack = await publish(link, "S", [message(1)])
             seqs = [one.seq for one in before if one.subject == "a.1"]
-            part = shard_of("a.1", SHARDS, (2,))
+            shard = shard_of("a.1", SHARDS, (2,))
             assert ack.results[0].seq > max(seqs)
-            assert ack.results[0].shard == part
+            assert ack.results[0].shard == shard
 
     play(tmp_path, scene)
     asyncio.run(after())

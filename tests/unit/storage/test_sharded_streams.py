@@ -35,18 +35,18 @@ from tests.unit.storage.sharded_rig import (
 def shards_of(node: StorageNode) -> list[tuple[StreamConfig, int, int]]:
     """Configuration, version and place of each shard that the node has."""
     records = [shard.machine.record for _, shard in sorted(node.applier.shards.items())]
-    return [(one.config, one.version, one.part) for one in records if one is not None]
+    return [(one.config, one.version, one.shard) for one in records if one is not None]
 
 
 def test_all_shards_have_one_configuration_and_version(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         info = await link.stream_info("S")
-        assert shards_of(node) == [(CONFIG, info.version, part) for part in range(SHARDS)]
+        assert shards_of(node) == [(CONFIG, info.version, shard) for shard in range(SHARDS)]
         assert len(info.shards) == SHARDS
         changed = msgspec.structs.replace(CONFIG, max_msgs=10)
         after, _ = await link.put_stream(changed, "put", info.version, False)
         assert after.version == info.version + 1
-        assert shards_of(node) == [(changed, after.version, part) for part in range(SHARDS)]
+        assert shards_of(node) == [(changed, after.version, shard) for shard in range(SHARDS)]
         with pytest.raises(ApiError) as refused:
             await link.put_stream(CONFIG, "put", info.version, False)
         assert refused.value.spec is errors.PRECONDITION_FAILED
@@ -92,8 +92,8 @@ def test_new_messages_are_refused_where_a_shard_is_full(tmp_path: Path) -> None:
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
         ack = await publish(link, "S", [message("k") for _ in range(3)])
-        part = shard_of("a.k", SHARDS, (2,))
-        room = 2 if part == 0 else 1
+        shard = shard_of("a.k", SHARDS, (2,))
+        room = 2 if shard == 0 else 1
         assert [one.code for one in ack.results] == [0] * room + [errors.STORE_FAILED.code] * (
             3 - room
         )
@@ -150,10 +150,10 @@ def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
                 return "none"
             config, version, _ = shards_of(node)[0]
             assert config in (CONFIG, changed)
-            assert shards_of(node) == [(config, version, part) for part in range(SHARDS)]
+            assert shards_of(node) == [(config, version, shard) for shard in range(SHARDS)]
             assert set(node.meta.streams["S"].subjects) == set(config.subjects)
             assert {number for number in node.applier.shards if number != META_SHARD} == set(
-                node.meta.streams["S"].numbers
+                node.meta.streams["S"].shard_ids
             )
             if during != "create":
                 messages = await read_all(link)

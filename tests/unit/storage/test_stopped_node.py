@@ -94,14 +94,14 @@ async def look_at_stopped(node: StorageNode, link: LocalLink) -> None:
     """The damaged stream says so wherever it is asked for, and the other one is served."""
     assert list(node.readiness()) == ["stream S"]
     assert "cannot be read back" in node.readiness()["stream S"]
-    number = node.streams.shard("S").machine.shard
+    shard_id = node.streams.shard("S").machine.shard_id
     calls = (
         publishing.publish(link, "S", [PublishMessage("s", None, b"x")]),
         link.stream_info("S"),
         link.get_message("S", 2),
         link.read_range(RangeRequest(stream="S")),
         link.pull(PullRequest(stream="S", consumer="c")),
-        link.acknowledge("S", "c", [AckItem(number, 1, 1, 1, "ack")], True),
+        link.acknowledge("S", "c", [AckItem(shard_id, 1, 1, 1, "ack")], True),
         link.consumer_info("S", "c"),
         link.list_consumers("S", 10, ""),
         link.purge_stream("S", "", 0, 0),

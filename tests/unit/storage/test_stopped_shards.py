@@ -79,7 +79,7 @@ class ApplierRig:
             MetaMachine(), self.blocks, self.writer, lambda: None, AdvisoryHub(), sink=self
         )
         self.stopped: list[int] = []
-        self.applier.on_stopped = lambda shard: self.stopped.append(shard.machine.shard)
+        self.applier.on_stopped = lambda shard: self.stopped.append(shard.machine.shard_id)
         self.index = 0
 
     def put(self, job: WriteJob) -> None:

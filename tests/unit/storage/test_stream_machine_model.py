@@ -104,10 +104,10 @@ class StreamComparison(StreamAgreement):
         config=configs,
         first_seq=st.sampled_from([1, 1, 1_000]),
         shards=st.sampled_from([1, 1, 3]),
-        part=st.integers(0, 2),
+        shard=st.integers(0, 2),
     )
-    def make(self, config: StreamConfig, first_seq: int, shards: int = 1, part: int = 0) -> None:
-        self.part = part % shards
+    def make(self, config: StreamConfig, first_seq: int, shards: int = 1, shard: int = 0) -> None:
+        self.shard = shard % shards
         self.config = replaced(config, first_seq=first_seq, shards=shards)
         self.naive = NaiveStream(self.own(self.config))
         self.do(self.configure(self.config), self.expect(Done()))
@@ -116,12 +116,12 @@ class StreamComparison(StreamAgreement):
                 rig.begin_numbers_at(self.first_number)
 
     def configure(self, config: StreamConfig) -> cmd.ConfigureStream:
-        return cmd.ConfigureStream(config, "made-once", b"k" * 32, self.part)
+        return cmd.ConfigureStream(config, "made-once", b"k" * 32, self.shard)
 
     def own(self, config: StreamConfig) -> StreamConfig:
         """The configuration of a stream that is this shard alone."""
         shares = {
-            name: len(range(self.part, total, config.shards)) if total >= 0 else total
+            name: len(range(self.shard, total, config.shards)) if total >= 0 else total
             for name, total in (("max_msgs", config.max_msgs), ("max_bytes", config.max_bytes))
         }
         return replaced(config, **shares)

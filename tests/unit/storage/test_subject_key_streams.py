@@ -40,7 +40,7 @@ ENCRYPTED = pytest.mark.parametrize("node_keys", [(), (NODE_KEY,)], ids=["plain"
 
 def keys_of(node: StorageNode, stream: str = "S") -> int:
     """How many keys the subjects of a stream with one shard have."""
-    return node.subject_keys.live().get(node.streams.shard(stream).machine.shard, 0)
+    return node.subject_keys.live().get(node.streams.shard(stream).machine.shard_id, 0)
 
 
 async def seen_alike(link: LocalLink, numbers: list[int], stream: str = "S") -> None:
@@ -173,7 +173,7 @@ def test_messages_whose_key_is_destroyed_are_erased_ones_to_everybody(
             await link.pull(PullRequest(stream="S", consumer="c", batch=3))
             shard = node.streams.shard("S")
             subjects = [secret(number).subject for number in (2, 5, 12)]
-            slots = node.subject_keys.retire(shard.machine.shard, subjects)
+            slots = node.subject_keys.retire(shard.machine.shard_id, subjects)
             node.subject_keys.destroy(slots, 13)
             rest = [seq for seq in range(1, 13) if seq not in (2, 5, 12)]
             await seen_alike(link, rest)
@@ -203,7 +203,7 @@ def test_what_destroyed_keys_leave_in_a_damaged_stream_is_not_tried_at_every_tic
             await make(link)
             await fill(link, 3)
             shard = node.streams.shard("S")
-            slots = node.subject_keys.retire(shard.machine.shard, [secret(2).subject])
+            slots = node.subject_keys.retire(shard.machine.shard_id, [secret(2).subject])
             destroy_again, tries = node.subject_keys.destroy_again, []
 
             def failing() -> None:
@@ -240,7 +240,7 @@ def test_keys_of_subjects_without_messages_and_of_deleted_streams_go(tmp_path: P
             await make(link, "T")
             await fill(link, 10)
             await fill(link, 3, "T")
-            gone = node.streams.shard("T").machine.shard
+            gone = node.streams.shard("T").machine.shard_id
             await node.shredder.tick(sweep_s=0)
             # What had no message in between is not yet sure to need no key.
             await publishing.publish(
@@ -443,15 +443,15 @@ def test_content_under_a_wrong_key_is_damage_that_the_scrub_finds(tmp_path: Path
                 await publishing.publish(link, "S", [secret(each)])
                 await node.until_written()
             await link.delete_message("S", 2)
-            number = node.streams.shard("S").machine.shard
+            shard_id = node.streams.shard("S").machine.shard_id
             for deleted, seq in ((True, 2), (False, 3)):
-                block = node.blocks.load(number, seq)
+                block = node.blocks.load(shard_id, seq)
                 columns = block.columns
                 assert columns.seals is not None
-                first = node.blocks.load(number, 1).columns.seals
+                first = node.blocks.load(shard_id, 1).columns.seals
                 assert first is not None
                 columns.seals.keys = first.keys
-                operation = ("put", large_key(BLOCK, number, seq), encode_block(block, 0))
+                operation = ("put", large_key(BLOCK, shard_id, seq), encode_block(block, 0))
                 node._disk.write([operation])
                 await node.scrubber.round()
                 assert ("stream S" not in node.readiness()) == deleted

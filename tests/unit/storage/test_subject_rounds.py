@@ -229,7 +229,7 @@ async def work_on(node: StorageNode, expected: dict[int, tuple[str, bytes]], tur
             for one in pulled.deliveries:
                 assert expected[one.message.seq] == (one.message.subject, one.message.payload)
                 if rng.random() < 0.9:
-                    address = pulled.shard, pulled.consumer_id, pulled.epoch
+                    address = pulled.shard_id, pulled.consumer_id, pulled.epoch
                     await link.acknowledge(
                         "S", "c", [AckItem(*address, one.message.seq, "ack")], True
                     )

@@ -79,7 +79,7 @@ def test_block_removed_while_it_waits_is_not_written_again(tmp_path: Path) -> No
     async def again() -> None:
         async with asyncio.timeout(PATIENCE_S), running(tmp_path) as node:
             assert bases(node) == [3]
-            assert node.blocks.directory(node.streams.shard("S").machine.shard).end_seq == 4
+            assert node.blocks.directory(node.streams.shard("S").machine.shard_id).end_seq == 4
 
     play(tmp_path, scene)
     asyncio.run(again())

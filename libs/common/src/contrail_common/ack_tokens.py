@@ -31,7 +31,7 @@ _FROM_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 class AckAddress:
     """The contents of a token: one delivery of one message by one consumer in one epoch."""
 
-    shard: int
+    shard_id: int
     consumer_id: int
     epoch: int
     seq: int
@@ -51,10 +51,10 @@ class AckTokens:
         self._keys = tuple(keys)
 
     def signer(
-        self, stream: str, consumer: str, shard: int, consumer_id: int, epoch: int
+        self, stream: str, consumer: str, shard_id: int, consumer_id: int, epoch: int
     ) -> Callable[[int, int], str]:
         """Return a function that makes a token from sequence and attempt, for one consumer."""
-        address = _ADDRESS.pack(len(self._account), shard, consumer_id, epoch) + self._account
+        address = _ADDRESS.pack(len(self._account), shard_id, consumer_id, epoch) + self._account
         begun = _mac(self._keys[0], stream, consumer)
         begun.update(address)
 
@@ -83,12 +83,12 @@ class AckTokens:
             signed, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
             # Always try every key, so that the duration does not show which one matches.
             genuine = [hmac.compare_digest(sign(key, signed), mac) for key in begun]
-            length, shard, consumer_id, epoch = _ADDRESS.unpack_from(signed)
+            length, shard_id, consumer_id, epoch = _ADDRESS.unpack_from(signed)
             delivery_at = _ADDRESS.size + length
             if not any(genuine) or signed[_ADDRESS.size : delivery_at] != self._account:
                 raise ApiError(errors.TOKEN_FORGED, applied=False)
             seq, attempt = _DELIVERY.unpack_from(signed, delivery_at)
-            return AckAddress(shard, consumer_id, epoch, seq, attempt)
+            return AckAddress(shard_id, consumer_id, epoch, seq, attempt)
 
         return open_token
 

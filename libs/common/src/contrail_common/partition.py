@@ -107,11 +107,11 @@ def shard_of_filter(pattern: str, shards: int, shard_by: tuple[int, ...] = ()) -
     return shard_of(pattern, shards, shard_by) if shard_by else None
 
 
-def share(total: int, shards: int, part: int) -> int:
-    """Return the share of shard ``part`` in a stream's limit; the first shards get the remainder.
+def share(total: int, shards: int, shard: int) -> int:
+    """Return the share of shard ``shard`` in a stream's limit; the first shards get the remainder.
 
     A ``total`` below 0 means no limit, and is returned as it is.
     """
     if total < 0:
         return total
-    return total // shards + (part < total % shards)
+    return total // shards + (shard < total % shards)

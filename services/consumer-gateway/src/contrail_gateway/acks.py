@@ -108,7 +108,7 @@ class Acknowledger:
                 continue
             opened.append(
                 AckItem(
-                    address.shard,
+                    address.shard_id,
                     address.consumer_id,
                     address.epoch,
                     address.seq,

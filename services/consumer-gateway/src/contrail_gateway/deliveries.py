@@ -19,7 +19,7 @@ SignToken = Callable[[Delivery], str]
 def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) -> SignToken:
     """Return a function that signs the deliveries of ``result``, each for its own shard."""
     if result.addresses is None:
-        sign = tokens.signer(stream, consumer, result.shard, result.consumer_id, result.epoch)
+        sign = tokens.signer(stream, consumer, result.shard_id, result.consumer_id, result.epoch)
         return lambda delivery: sign(delivery.message.seq, delivery.num_delivered)
     signs = {
         shard: tokens.signer(stream, consumer, *address)

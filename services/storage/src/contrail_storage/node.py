@@ -100,7 +100,7 @@ class StorageNode:
             StoreStalledError,
             self._written_soon,
             self._store_failed_soon,
-            lambda number: self.applier.codec_of(number),  # noqa: PLW0108 - made below
+            lambda shard_id: self.applier.codec_of(shard_id),  # noqa: PLW0108 - made below
             self._lost_soon,
         )
         self.advisories = AdvisoryHub()

@@ -35,6 +35,6 @@ def problems_of(
     for shard in shards:
         if shard.damaged:
             record = shard.machine.record  # none where a restore was interrupted
-            what = f"stream {record.config.name}" if record else f"shard {shard.machine.shard}"
+            what = f"stream {record.config.name}" if record else f"shard {shard.machine.shard_id}"
             problems[what] = shard.damaged
     return problems

@@ -46,7 +46,7 @@ def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """Deliveries of one pull; ``shard``, ``consumer_id`` and ``epoch`` go into the ack tokens.
+    """Deliveries of one pull; ``shard_id``, ``consumer_id`` and ``epoch`` go into the ack tokens.
 
     ``columns`` replaces ``deliveries`` if the pull asked for columns and the consumer allows them.
     If the stream has several shards, ``addresses`` has these three values for each of them.
@@ -54,7 +54,7 @@ class PullResult(msgspec.Struct, frozen=True):
 
     deliveries: list[Delivery]
     num_pending: int
-    shard: int
+    shard_id: int = msgspec.field(name="shard")
     consumer_id: int
     epoch: int
     columns: DeliveryColumns | None = None
@@ -63,14 +63,14 @@ class PullResult(msgspec.Struct, frozen=True):
     def address(self, delivery: Delivery) -> tuple[int, int, int]:
         """Return shard id, consumer id and epoch of one of the deliveries."""
         if self.addresses is None or delivery.message.shard is None:
-            return self.shard, self.consumer_id, self.epoch
+            return self.shard_id, self.consumer_id, self.epoch
         return self.addresses[delivery.message.shard]
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):
     """One acknowledgement, addressed by the contents of the ack token."""
 
-    shard: int
+    shard_id: int = msgspec.field(name="shard")
     consumer_id: int
     epoch: int
     seq: int

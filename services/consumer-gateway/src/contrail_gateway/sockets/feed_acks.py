@@ -43,7 +43,7 @@ class FeedAcks:
     """
 
     def __init__(self, host: Host, sub: Subscription) -> None:
-        # Shard id, consumer id and epoch of the last deliveries, by part of the stream.
+        # Shard id, consumer id and epoch of the last deliveries, by shard of the stream.
         # Acknowledgements carry them. Invariant: the ledger only holds deliveries of these.
         self.addresses: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
         # The session of the socket; it outlives the feed.
@@ -77,7 +77,7 @@ class FeedAcks:
                 one = open_token(token)
                 items.append(
                     AckItem(
-                        one.shard,
+                        one.shard_id,
                         one.consumer_id,
                         one.epoch,
                         one.seq,
@@ -134,9 +134,9 @@ class FeedAcks:
 
     def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
         # Storage names shards by id, the ledger by their number in the stream.
-        parts = {address[0]: part for part, address in self.addresses.items()}
+        shards = {address[0]: shard for shard, address in self.addresses.items()}
         done = [
-            place(parts.get(item.shard, 0), item.seq)
+            place(shards.get(item.shard_id, 0), item.seq)
             for item, result in zip(waiting.items, results, strict=True)
             if not result.code and item.kind != "in_progress"
         ]

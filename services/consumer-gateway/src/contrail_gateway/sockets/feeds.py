@@ -295,7 +295,7 @@ class Feed:
 
     def _remember(self, result: PullResult) -> None:
         """Keep the addresses of the deliveries, which their acknowledgements must carry."""
-        addresses = result.addresses or {0: (result.shard, result.consumer_id, result.epoch)}
+        addresses = result.addresses or {0: (result.shard_id, result.consumer_id, result.epoch)}
         if addresses == self.acks.addresses:
             return
         # This is a new consumer, or the same in a new epoch. Storage refuses acknowledgements of an

@@ -44,7 +44,7 @@ class Consumer:
     def __init__(
         self, stream: Stream, dispatchers: Sequence[Dispatcher], is_listed: Callable[[int], bool]
     ) -> None:
-        """``is_listed`` returns whether a number is that of a shard of any listed stream."""
+        """``is_listed`` returns whether an id is that of a shard of any listed stream."""
         self.stream = stream
         """The stream. It may be removed while somebody still holds this object."""
         self.dispatchers = tuple(dispatchers)
@@ -182,19 +182,19 @@ class Consumer:
         self.touch()
         if len(self.dispatchers) == 1:
             return await self._acknowledge(self.dispatchers[0], items, sync=sync)
-        dispatchers = {one.shard.machine.shard: one for one in self.dispatchers}
+        dispatchers = {one.shard.machine.shard_id: one for one in self.dispatchers}
         positions: dict[int, list[int]] = {}
         for position, item in enumerate(items):
-            positions.setdefault(item.shard, []).append(position)
+            positions.setdefault(item.shard_id, []).append(position)
         answers = await asyncio.gather(
             *(
                 # Any shard refuses a token that is of no shard of the stream.
                 self._acknowledge(
-                    dispatchers.get(number, self.dispatchers[0]),
+                    dispatchers.get(shard_id, self.dispatchers[0]),
                     [items[position] for position in some],
                     sync=sync,
                 )
-                for number, some in positions.items()
+                for shard_id, some in positions.items()
             )
         )
         results: dict[int, AckResult] = {}
@@ -224,8 +224,8 @@ class Consumer:
 
     def _token_problem(self, dispatcher: Dispatcher, item: AckItem) -> AckResult | None:
         machine, consumer = dispatcher.shard.machine, dispatcher.consumer
-        if item.shard != machine.shard:
-            spec = errors.TOKEN_FORGED if self._is_listed(item.shard) else errors.TOKEN_STALE
+        if item.shard_id != machine.shard_id:
+            spec = errors.TOKEN_FORGED if self._is_listed(item.shard_id) else errors.TOKEN_STALE
             return AckResult(spec.code, "the token belongs to another stream")
         if item.consumer_id != consumer.consumer_id:
             foreign = item.consumer_id in machine.consumers
@@ -256,7 +256,7 @@ async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
     await dispatcher.settle()
     pending = dispatcher.consumer.pending
     return ConsumerShardInfo(
-        shard=dispatcher.shard.machine.part,
+        shard=dispatcher.shard.machine.shard,
         delivered=dispatcher.consumer.delivered,
         ack_floor=dispatcher.consumer.floor,
         num_ack_pending=len(pending),

@@ -214,7 +214,7 @@ class Dispatcher:
         return await self._answer(found)
 
     async def _answer(self, found: list[Delivery] | DeliveryColumns) -> PullResult:
-        shard, consumer = self.shard.machine.shard, self.consumer
+        shard, consumer = self.shard.machine.shard_id, self.consumer
         address = (shard, consumer.consumer_id, consumer.epoch)
         if isinstance(found, DeliveryColumns):
             return PullResult([], found.num_pending, *address, found)

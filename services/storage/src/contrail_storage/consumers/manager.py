@@ -57,7 +57,7 @@ class ConsumerManager:
         removed right now, and is not on all shards, is not found.
         """
         machine = _machine(stream, stream.shards[0], name)
-        key = machine.shard, machine.consumer_id
+        key = machine.shard_id, machine.consumer_id
         consumer = self._consumers.get(key)
         if consumer is not None:
             if consumer.is_current() or consumer.rebind():
@@ -69,7 +69,7 @@ class ConsumerManager:
         return consumer
 
     def _dispatcher(self, shard: Shard, machine: ConsumerMachine) -> Dispatcher:
-        shard_id = machine.shard
+        shard_id = machine.shard_id
 
         def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
             return self._shard_log.command(shard_id, command)
@@ -179,12 +179,12 @@ class ConsumerManager:
             with begun(not is_first):
                 expect(await self._propose(shard, drop), Done)
             if is_first:
-                self._forget((machine.shard, machine.consumer_id))
+                self._forget((machine.shard_id, machine.consumer_id))
             with suppress(ApiError):  # the housekeeper continues it
                 await self._streams.removals.enforce_interest(shard)
 
     async def _propose(self, shard: Shard, command: cmd.StreamCommand) -> Result:
-        return await self._shard_log.command(shard.machine.shard, command)
+        return await self._shard_log.command(shard.machine.shard_id, command)
 
     # Upkeep --------------------------------------------------------------------------------------
 

@@ -67,8 +67,8 @@ class ShardedDispatcher:
         except BaseException:
             # A cancelled pull ends here too: its messages go to the next pull.
             for dispatcher in self.dispatchers:
-                part = dispatcher.shard.machine.part
-                dispatcher.give_back([one for one in found if one.message.shard == part])
+                number = dispatcher.shard.machine.shard
+                dispatcher.give_back([one for one in found if one.message.shard == number])
             raise
         finally:
             for dispatcher in self.dispatchers:
@@ -125,8 +125,8 @@ class ShardedDispatcher:
             counted.append(Delivery(one.message, one.consumer_seq, one.num_delivered, pending))
             pending += one.num_delivered == 1
         addresses = {
-            dispatcher.shard.machine.part: (
-                dispatcher.shard.machine.shard,
+            dispatcher.shard.machine.shard: (
+                dispatcher.shard.machine.shard_id,
                 dispatcher.consumer.consumer_id,
                 dispatcher.consumer.epoch,
             )
@@ -148,6 +148,6 @@ def _size(delivery: Delivery) -> int:
 
 
 def _in_shard(dispatcher: Dispatcher, delivery: Delivery) -> Delivery:
-    one, part = delivery.message, dispatcher.shard.machine.part
-    message = StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
+    one, number = delivery.message, dispatcher.shard.machine.shard
+    message = StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, number)
     return Delivery(message, delivery.consumer_seq, delivery.num_delivered, delivery.num_pending)

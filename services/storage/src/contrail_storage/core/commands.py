@@ -105,7 +105,7 @@ class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=T
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
     """Create the shard's stream, or replace its configuration and keep its identity.
 
-    ``part`` is the number of this shard in the stream. The shards after the first take over its
+    ``shard`` is the number of this shard in the stream. The shards after the first take over its
     ``version``; 0 means the next version. Without ``given`` the command creates or replaces
     unconditionally: earlier versions logged it so, and the shards after the first get it so.
     """
@@ -113,7 +113,7 @@ class ConfigureStream(msgspec.Struct, tag=2, array_like=True):
     config: StreamConfig
     incarnation: str
     hash_key: bytes
-    part: int = 0
+    shard: int = 0
     version: int = 0
     given: Precondition | None = None
 
@@ -291,7 +291,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     ``next_subject`` and ``next_consumer`` are the next numbers to assign. ``replaced`` has roll-ups
     that are not finished. From ``keep_from`` up to ``keep_to`` there may be messages that no
-    consumer needs. ``part`` is the number of the shard in its stream. ``loss`` is accepted damage.
+    consumer needs. ``shard`` is the number of the shard in its stream. ``loss`` is accepted damage.
     """
 
     config: StreamConfig
@@ -310,7 +310,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     next_consumer: int
     keep_from: int = 0
     keep_to: int = 0
-    part: int = 0
+    shard: int = 0
     loss: DataLoss | None = None
 
 
@@ -407,12 +407,12 @@ class AcceptLoss(msgspec.Struct, tag=63, array_like=True):
 
 
 class PlaceStream(msgspec.Struct, tag=64, array_like=True):
-    """Meta: set a stream to ``shards`` shard ids from ``shard`` on, replacing what was known."""
+    """Meta: set a stream to ``shards`` shard ids from ``shard_id`` on, replacing what was known."""
 
     name: str
     subjects: tuple[str, ...]
     incarnation: str
-    shard: int
+    shard_id: int
     shards: int
 
 

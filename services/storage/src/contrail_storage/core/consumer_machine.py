@@ -119,9 +119,9 @@ def allows_more(old: ConsumerConfig, new: ConsumerConfig) -> bool:
 class ConsumerMachine:
     """State of one consumer. ``next_seq`` is the next stream sequence to consider for delivery."""
 
-    shard: int
+    shard_id: int
     consumer_id: int
-    """Number of the consumer, with ``shard`` in the key of every row."""
+    """Number of the consumer, with ``shard_id`` in the key of every row."""
     config: ConsumerConfig
     created_ns: int
     next_seq: int
@@ -157,7 +157,7 @@ class ConsumerMachine:
     @classmethod
     def create(
         cls,
-        shard: int,
+        shard_id: int,
         consumer_id: int,
         config: ConsumerConfig,
         start_seq: int,
@@ -169,7 +169,7 @@ class ConsumerMachine:
         No earlier consumer of its name had this ``version``.
         """
         before = SequencePair(0, start_seq - 1, 0)
-        return cls(shard, consumer_id, config, time_ns, start_seq, version, 1, before, before)
+        return cls(shard_id, consumer_id, config, time_ns, start_seq, version, 1, before, before)
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class ConsumerMachine:
         row = _encode(Delta(step.now_ns, change))
         self._deltas += 1
         self._delta_bytes += len(row)
-        writes.put(keys.consumer_delta_key(self.shard, self.consumer_id, self._deltas), row)
+        writes.put(keys.consumer_delta_key(self.shard_id, self.consumer_id, self._deltas), row)
         if self._deltas >= _FOLD_ROWS and self._delta_bytes > max(
             _FOLD_BYTES_MIN, self._snapshot_bytes
         ):
@@ -429,11 +429,11 @@ class ConsumerMachine:
         row = _encode(self.snapshot())
         # In the same write as the snapshot: a start never applies a delta to a state that has it.
         self._drop_deltas(writes)
-        writes.put(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id), row)
+        writes.put(keys.small_key(keys.CONSUMER, self.shard_id, self.consumer_id), row)
         self._snapshot_bytes = len(row)
 
     def _drop_deltas(self, writes: Writes) -> None:
-        prefix = keys.small_key(keys.CONSUMER_DELTA, self.shard, self.consumer_id)
+        prefix = keys.small_key(keys.CONSUMER_DELTA, self.shard_id, self.consumer_id)
         writes.delete_range(prefix, keys.prefix_end(prefix))
         self._deltas = self._delta_bytes = 0
 
@@ -441,11 +441,11 @@ class ConsumerMachine:
         """Deliver these messages first; the caller writes the snapshot."""
         self.pinned = pinned
         for number, row in enumerate(pinned.rows()):
-            writes.put(keys.pinned_key(self.shard, self.consumer_id, number), row)
+            writes.put(keys.pinned_key(self.shard_id, self.consumer_id, number), row)
 
     def _unpin(self, writes: Writes) -> None:
         self.pinned = None
-        prefix = keys.small_key(keys.PINNED, self.shard, self.consumer_id)
+        prefix = keys.small_key(keys.PINNED, self.shard_id, self.consumer_id)
         writes.delete_range(prefix, keys.prefix_end(prefix))
 
     def erase(self, writes: Writes) -> None:
@@ -453,16 +453,16 @@ class ConsumerMachine:
         if self.pinned is not None:
             self._unpin(writes)
         self._drop_deltas(writes)
-        writes.delete(keys.small_key(keys.CONSUMER, self.shard, self.consumer_id))
+        writes.delete(keys.small_key(keys.CONSUMER, self.shard_id, self.consumer_id))
 
     @classmethod
     def load(
-        cls, shard: int, consumer_id: int, row: bytes, pinned: Iterable[bytes] = ()
+        cls, shard_id: int, consumer_id: int, row: bytes, pinned: Iterable[bytes] = ()
     ) -> "ConsumerMachine":
         """Build the consumer from its snapshot row; apply its deltas with :meth:`replay`."""
         stored = _snapshots.decode(row)
         return cls(
-            shard,
+            shard_id,
             consumer_id,
             stored.config,
             stored.created_ns,

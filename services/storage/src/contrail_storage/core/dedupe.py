@@ -219,8 +219,8 @@ class _Mark(NamedTuple):
 class DedupeWindow:
     """Message ids of one stream shard within the duplicate window."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int) -> None:
+        self.shard_id = shard_id
         self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
         self.marks: deque[_Mark] = deque()
         """One for each entry that has not expired, in order; empty: there is nothing to expire."""
@@ -251,8 +251,8 @@ class DedupeWindow:
         # Restored entries share a row, which stays until the last of them has expired.
         shared = bool(marks) and marks[0].entry == last_index
         writes.delete_range(
-            keys.large_key(keys.DEDUPE, self.shard, first_index),
-            keys.large_key(keys.DEDUPE, self.shard, last_index + (not shared)),
+            keys.large_key(keys.DEDUPE, self.shard_id, first_index),
+            keys.large_key(keys.DEDUPE, self.shard_id, last_index + (not shared)),
         )
 
     def find(self, hashes: IdHashes) -> I64Array:
@@ -284,7 +284,7 @@ class DedupeWindow:
         count = len(self._open_ids) // ID_BYTES
         marks.append(_Mark(time_ns, count, int(seqs[-1]), index))
         step.writes.put(
-            keys.large_key(keys.DEDUPE, self.shard, index),
+            keys.large_key(keys.DEDUPE, self.shard_id, index),
             b"".join((_ROW_HEAD.pack(time_ns, count), self._open_ids, self._open_seqs)),
         )
 
@@ -353,4 +353,4 @@ class DedupeWindow:
             seqs = np.frombuffer(packed, np.int64)
             self._take_up(time_ns, ids, seqs, step.index)
             row += (_ROW_HEAD.pack(time_ns, len(seqs)), ids, packed)
-        step.writes.put(keys.large_key(keys.DEDUPE, self.shard, step.index), b"".join(row))
+        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), b"".join(row))

@@ -42,8 +42,8 @@ class DeletedSet:
     kind: ClassVar[bytes] = keys.DELETED
     """Kind of the rows in the store."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int) -> None:
+        self.shard_id = shard_id
         self._pages: dict[int, bytes] = {}
         self._counts: dict[int, int] = {}
         self.total = 0
@@ -69,7 +69,7 @@ class DeletedSet:
             marks = self._marks(number)
             marks[within % PAGE] = True
             self._set(number, marks, self._counts.get(number, 0) + len(within))
-            writes.put(keys.large_key(self.kind, self.shard, number), self._pages[number])
+            writes.put(keys.large_key(self.kind, self.shard_id, number), self._pages[number])
 
     def _add_one(self, seq: int, writes: Writes) -> None:
         number, at = divmod(seq, PAGE)
@@ -80,7 +80,7 @@ class DeletedSet:
         self._counts[number] = count
         self.total += 1
         self.touched.add(number)
-        writes.put(keys.large_key(self.kind, self.shard, number), self._pages[number])
+        writes.put(keys.large_key(self.kind, self.shard_id, number), self._pages[number])
 
     def _marks(self, number: int) -> Marks:
         page = self._pages.get(number)
@@ -201,7 +201,7 @@ class DeletedSet:
                 self.total -= self._counts.pop(number)
                 del self._pages[number]
                 self.touched.discard(number)
-                writes.delete(keys.large_key(self.kind, self.shard, number))
+                writes.delete(keys.large_key(self.kind, self.shard_id, number))
                 continue
             self._clear_below(number, first_seq - number * PAGE)
 
@@ -220,7 +220,7 @@ class DeletedSet:
         """Forget everything."""
         self._pages, self._counts, self.total = {}, {}, 0
         self.touched.clear()
-        prefix = keys.shard_key(self.kind, self.shard)
+        prefix = keys.shard_key(self.kind, self.shard_id)
         writes.delete_range(prefix, keys.prefix_end(prefix))
 
     def load(self, rows: Iterable[tuple[bytes, bytes]], first_seq: int) -> None:
@@ -244,4 +244,4 @@ class DeletedSet:
         """Add pages of another set; none of them is here yet."""
         for number, page in pages:
             self._take_up(number, page)
-            writes.put(keys.large_key(self.kind, self.shard, number), page)
+            writes.put(keys.large_key(self.kind, self.shard_id, number), page)

@@ -80,34 +80,34 @@ IN_MEMORY: Final = 1 << 31
 """The bit in the number of a shard or group that is kept only in memory."""
 
 
-def is_in_memory(number: int) -> bool:
-    """Whether the shard or group with ``number`` is kept only in memory."""
-    return number >= IN_MEMORY
+def is_in_memory(shard_id: int) -> bool:
+    """Whether the shard or group with ``shard_id`` is kept only in memory."""
+    return shard_id >= IN_MEMORY
 
 
-def shard_key(kind: bytes, shard: int) -> bytes:
+def shard_key(kind: bytes, shard_id: int) -> bytes:
     """Key of a shard's only row of ``kind``; the prefix, for kinds with more rows."""
-    return _U32.pack(kind, shard)
+    return _U32.pack(kind, shard_id)
 
 
-def small_key(kind: bytes, shard: int, number: int) -> bytes:
+def small_key(kind: bytes, shard_id: int, number: int) -> bytes:
     """Key of a row numbered by a u32 (subject id, page, consumer id)."""
-    return _U32_U32.pack(kind, shard, number)
+    return _U32_U32.pack(kind, shard_id, number)
 
 
-def large_key(kind: bytes, shard: int, number: int) -> bytes:
+def large_key(kind: bytes, shard_id: int, number: int) -> bytes:
     """Key of a row numbered by a u64 (sequence, log index, page)."""
-    return _U32_U64.pack(kind, shard, number)
+    return _U32_U64.pack(kind, shard_id, number)
 
 
-def consumer_delta_key(shard: int, consumer_id: int, number: int) -> bytes:
+def consumer_delta_key(shard_id: int, consumer_id: int, number: int) -> bytes:
     """Key of the ``number``-th delta of a consumer."""
-    return _U32_U32_U64.pack(CONSUMER_DELTA, shard, consumer_id, number)
+    return _U32_U32_U64.pack(CONSUMER_DELTA, shard_id, consumer_id, number)
 
 
-def deadline_key(shard: int, deadline_ns: int, first_seq: int) -> bytes:
+def deadline_key(shard_id: int, deadline_ns: int, first_seq: int) -> bytes:
     """Key of the messages of one append that share a deadline; the first has ``first_seq``."""
-    return _U32_U64_U64.pack(DEADLINE, shard, deadline_ns, first_seq)
+    return _U32_U64_U64.pack(DEADLINE, shard_id, deadline_ns, first_seq)
 
 
 def deadline_of(key: bytes) -> tuple[int, int]:
@@ -116,9 +116,9 @@ def deadline_of(key: bytes) -> tuple[int, int]:
     return deadline_ns, first_seq
 
 
-def pinned_key(shard: int, consumer_id: int, number: int) -> bytes:
+def pinned_key(shard_id: int, consumer_id: int, number: int) -> bytes:
     """Key of the ``number``-th row of the messages that a consumer gets first."""
-    return _U32_U32_U32.pack(PINNED, shard, consumer_id, number)
+    return _U32_U32_U32.pack(PINNED, shard_id, consumer_id, number)
 
 
 def last_number(key: bytes, width: int) -> int:

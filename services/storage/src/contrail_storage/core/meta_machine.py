@@ -32,13 +32,13 @@ STREAMS_MAX = 10_000
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
-    """The entry of one stream. ``shard`` is the first of ``shards`` consecutive ids.
+    """The entry of one stream. ``shard_id`` is the first of ``shards`` consecutive ids.
 
     ``config`` is set for a stream in memory once it is listed.
     """
 
     name: str
-    shard: int
+    shard_id: int
     incarnation: str
     subjects: tuple[str, ...]
     stage: Stage
@@ -46,9 +46,9 @@ class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
     config: StreamConfig | None = None
 
     @property
-    def numbers(self) -> range:
+    def shard_ids(self) -> range:
         """The ids of the stream's shards."""
-        return range(self.shard, self.shard + self.shards)
+        return range(self.shard_id, self.shard_id + self.shards)
 
 
 class MetaMachine:
@@ -59,7 +59,7 @@ class MetaMachine:
         self.erasures = ErasureLedger()
         self.changes = 0
         """Counts applied commands, so that a router knows when its cache is stale."""
-        self.next_shard = 1
+        self.next_shard_id = 1
         """The next shard id; lower ids are never used again."""
         self._shard_count = 0  # shards of all entries in `streams`
 
@@ -117,32 +117,37 @@ class MetaMachine:
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         self._shard_count += command.shards
-        shard = self._take_numbers(command.shards, in_memory=command.in_memory, writes=writes)
+        shard_id = self._take_numbers(command.shards, in_memory=command.in_memory, writes=writes)
         entry = StreamEntry(
-            command.name, shard, command.incarnation, command.subjects, "reserved", command.shards
+            command.name,
+            shard_id,
+            command.incarnation,
+            command.subjects,
+            "reserved",
+            command.shards,
         )
         self._put(entry, writes)
-        return Reserved(shard)
+        return Reserved(shard_id)
 
     def _take_numbers(self, count: int, *, in_memory: bool, writes: Writes) -> int:
         """Take ``count`` consecutive new shard ids; return the first."""
         # Ids are never used again: rows and log entries of a removed stream may still exist, and a
         # new stream must not inherit them.
-        shard = self.next_shard
-        self.next_shard += count
-        writes.put(self._key(_COUNTER), self.next_shard.to_bytes(4, "big"))
-        return shard | keys.IN_MEMORY if in_memory else shard
+        shard_id = self.next_shard_id
+        self.next_shard_id += count
+        writes.put(self._key(_COUNTER), self.next_shard_id.to_bytes(4, "big"))
+        return shard_id | keys.IN_MEMORY if in_memory else shard_id
 
     def _renew(self, command: cmd.RenewStream, writes: Writes) -> Result:
         entry = self._entry(command.name, command.lost)
         # A stream that is being removed must not come back.
-        if entry is None or entry.stage != "listed" or not keys.is_in_memory(entry.shard):
+        if entry is None or entry.stage != "listed" or not keys.is_in_memory(entry.shard_id):
             return Refused(errors.STREAM_NOT_FOUND.code)
-        writes.delete(self._key(entry.shard))
-        shard = self._take_numbers(entry.shards, in_memory=True, writes=writes)
-        renewed = msgspec.structs.replace(entry, shard=shard, incarnation=command.incarnation)
+        writes.delete(self._key(entry.shard_id))
+        shard_id = self._take_numbers(entry.shards, in_memory=True, writes=writes)
+        renewed = msgspec.structs.replace(entry, shard_id=shard_id, incarnation=command.incarnation)
         self._put(renewed, writes)
-        return Reserved(shard)
+        return Reserved(shard_id)
 
     def _list(self, command: cmd.ListStream, writes: Writes) -> Result:
         entry = self._entry(command.name, command.incarnation)
@@ -170,12 +175,12 @@ class MetaMachine:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         # What is known of the name may be from before the lost commands: it is replaced.
         self._release(command.name, writes)
-        end = command.shard + command.shards
-        self._take_numbers(max(end - self.next_shard, 0), in_memory=False, writes=writes)
+        end = command.shard_id + command.shards
+        self._take_numbers(max(end - self.next_shard_id, 0), in_memory=False, writes=writes)
         self._shard_count += command.shards
         entry = StreamEntry(
             command.name,
-            command.shard,
+            command.shard_id,
             command.incarnation,
             command.subjects,
             "listed",
@@ -200,28 +205,28 @@ class MetaMachine:
             return Refused(errors.STREAM_NOT_FOUND.code)
         del self.streams[name]
         self._shard_count -= entry.shards
-        writes.delete(self._key(entry.shard))
+        writes.delete(self._key(entry.shard_id))
         return Done()
 
     def _put(self, entry: StreamEntry, writes: Writes) -> None:
         self.streams[entry.name] = entry
-        writes.put(self._key(entry.shard), msgspec.msgpack.encode(entry))
+        writes.put(self._key(entry.shard_id), msgspec.msgpack.encode(entry))
 
     @staticmethod
-    def _key(number: int) -> bytes:
-        return keys.small_key(keys.STREAM, cmd.META_SHARD, number)
+    def _key(shard_id: int) -> bytes:
+        return keys.small_key(keys.STREAM, cmd.META_SHARD, shard_id)
 
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used any more."""
         self.streams, self.erasures = other.streams, other.erasures
         self.changes += 1
-        self.next_shard, self._shard_count = other.next_shard, other._shard_count
+        self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Load the state from its rows, given as (key, value)."""
         for key, value in rows:
             if keys.last_number(key, 4) == _COUNTER:
-                self.next_shard = int.from_bytes(value, "big")
+                self.next_shard_id = int.from_bytes(value, "big")
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
                 self.streams[entry.name] = entry

@@ -77,16 +77,16 @@ class ConsumerPut:
 class Reserved:
     """The shard id of a reserved stream, the first of its shards."""
 
-    shard: int
+    shard_id: int
 
 
 Result = Refused | Appended | Removed | Done | ConsumerPut | Reserved
 
 
 class Mark(NamedTuple):
-    """The extent of an entry's writes before a command for ``shard``, to roll back to."""
+    """The extent of an entry's writes before a command for ``shard_id``, to roll back to."""
 
-    shard: int
+    shard_id: int
     rows: int
     blocks: int
     trimmed: int | None
@@ -110,14 +110,14 @@ class Writes:
     dropped: list[int] = field(default_factory=list)
     advisories: list[Advisory] = field(default_factory=list)
 
-    def mark(self, shard: int) -> Mark:
-        """A mark before a command for ``shard``, to roll back to."""
+    def mark(self, shard_id: int) -> Mark:
+        """A mark before a command for ``shard_id``, to roll back to."""
         return Mark(
-            shard,
+            shard_id,
             len(self.rows),
             len(self.blocks),
-            self.trimmed.get(shard),
-            self.reached.get(shard),
+            self.trimmed.get(shard_id),
+            self.reached.get(shard_id),
         )
 
     def roll_back(self, mark: Mark) -> None:
@@ -125,9 +125,9 @@ class Writes:
         del self.rows[mark.rows :], self.blocks[mark.blocks :]
         # A number that an earlier command of the entry set for the shard is set again.
         for sequences, before in ((self.trimmed, mark.trimmed), (self.reached, mark.reached)):
-            sequences.pop(mark.shard, None)
+            sequences.pop(mark.shard_id, None)
             if before is not None:
-                sequences[mark.shard] = before
+                sequences[mark.shard_id] = before
         self.advisories.clear()
 
     def put(self, key: bytes, value: bytes) -> None:

@@ -61,26 +61,26 @@ class Reader:
     async def _block(
         self, shard: Shard, find: Callable[[Directory], int], of_seq: int | None = None
     ) -> Block | None:
-        number = shard.machine.shard
+        shard_id = shard.machine.shard_id
         for _ in range(_RETRIES):
-            directory = self._blocks.directory(number)
+            directory = self._blocks.directory(shard_id)
             position = find(directory)
             if not 0 <= position < len(directory):
                 return None
             base_seq = directory.base_seq(position)
             if of_seq is not None and of_seq < base_seq:
                 return None
-            block = self._blocks.recall(number, base_seq)
+            block = self._blocks.recall(shard_id, base_seq)
             if block is not None:
                 return block
             try:
                 if of_seq is not None:
-                    block = await self._points.block(number, base_seq)
+                    block = await self._points.block(shard_id, base_seq)
                 else:
                     bases = directory.run_from(position, _RUN_BLOCKS, _RUN_BYTES)
                     times = directory.last_times_ns(bases)
-                    block = await asyncio.to_thread(self._blocks.load_run, number, bases, times)
-                if self._blocks.directories.get(number) in (directory, None):
+                    block = await asyncio.to_thread(self._blocks.load_run, shard_id, bases, times)
+                if self._blocks.directories.get(shard_id) in (directory, None):
                     return block
                 # The store was opened again and may have other blocks now: look again.
             except BlockMissingError:
@@ -181,7 +181,7 @@ class Reader:
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
         """The first sequence at or after ``time_ns``; the next new one when there is none."""
-        directory = self._blocks.directory(shard.machine.shard)
+        directory = self._blocks.directory(shard.machine.shard_id)
         position = directory.position_of_time(time_ns)
         if position >= len(directory):
             return shard.machine.counters.last_seq + 1

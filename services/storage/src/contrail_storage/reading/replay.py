@@ -67,7 +67,7 @@ class Replayer:
         return PinnedReplay(shard.name, machine.record.incarnation, splits)
 
     def _cut(self, shard: Shard, low: int, high: int, parts: int) -> list[ReplaySplit]:
-        directory = self._blocks.directory(shard.machine.shard)
+        directory = self._blocks.directory(shard.machine.shard_id)
         first, last = directory.position(low), directory.position(high)
         last = min(last, len(directory) - 1)
         total = directory.totals(first, last + 1)[0]
@@ -82,7 +82,7 @@ class Replayer:
             if end or messages * parts >= total:
                 stop = high if end else span.end_seq - 1
                 count = stop - start + 1 - shard.machine.deleted.count(start, stop)
-                splits.append(ReplaySplit(shard.machine.part, start, stop, count, size))
+                splits.append(ReplaySplit(shard.machine.shard, start, stop, count, size))
                 start, messages, size = stop + 1, 0, 0
         return splits
 
@@ -124,18 +124,18 @@ class Replayer:
 
         The next units are read and encoded while one is sent.
         """
-        encoder = _ENCODERS[request.format](request, shard.machine.part)
+        encoder = _ENCODERS[request.format](request, shard.machine.shard)
         head = encoder.head()
         if head:
             yield head
-        scan = _Scan(shard, request, self._blocks.directory(shard.machine.shard), high)
+        scan = _Scan(shard, request, self._blocks.directory(shard.machine.shard_id), high)
         begun: deque[tuple[_Unit, asyncio.Future[_Made]]] = deque()
         seq, messages = low, 0
         try:
             while begun or seq <= high:
                 while seq <= high and len(begun) < _AHEAD:
                     unit = scan.unit(seq)
-                    begun.append((unit, self._in_thread(self._make, scan.number, unit, encoder)))
+                    begun.append((unit, self._in_thread(self._make, scan.shard_id, unit, encoder)))
                     seq = unit.high + 1
                 unit, making = begun.popleft()
                 made = await self._made(shard, making)
@@ -163,10 +163,10 @@ class Replayer:
         except StoreFailedError as error:
             raise read_failed(error) from error
 
-    def _make(self, number: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
+    def _make(self, shard_id: int, unit: "_Unit", encoder: "Encoder") -> "_Made":
         """Read and encode a unit. Runs in a thread."""
         try:
-            views = self._blocks.view_many(number, unit.bases)
+            views = self._blocks.view_many(shard_id, unit.bases)
         # Perhaps only RocksDB's own index is damaged: without its checksums it may lead to a wrong
         # place. `_in_turn` reads again with all checks, and reports what is left.
         except (BlockCorruptError, StoreCorruptError) as error:
@@ -180,17 +180,17 @@ class Replayer:
                 raise BlockMissingError(f"block {view.base_seq} was replaced")
         return self._encoded(unit, views, encoder)
 
-    def _view(self, number: int, bases: list[int]) -> list[BlockView]:
+    def _view(self, shard_id: int, bases: list[int]) -> list[BlockView]:
         try:
-            return self._blocks.view_surely(number, bases)
+            return self._blocks.view_surely(shard_id, bases)
         except (BlockCorruptError, StoreCorruptError) as error:
-            raise _DamagedError(self._unreadable(number, bases), error) from error
+            raise _DamagedError(self._unreadable(shard_id, bases), error) from error
 
-    def _unreadable(self, number: int, bases: list[int]) -> int:
+    def _unreadable(self, shard_id: int, bases: list[int]) -> int:
         """Return which of several blocks is unreadable."""
         for base in bases:
             try:
-                self._blocks.view_surely(number, [base])
+                self._blocks.view_surely(shard_id, [base])
             except (BlockCorruptError, StoreCorruptError):
                 return base
         return bases[0]
@@ -216,7 +216,7 @@ class Replayer:
         for _ in range(_RETRIES):
             unit = scan.unit(seq)
             try:
-                views = await self._in_thread(self._view, scan.number, unit.bases)
+                views = await self._in_thread(self._view, scan.shard_id, unit.bases)
                 extents = [(one.base_seq, one.count) for one in views]
                 unit = scan.choose(unit.bases, extents, seq)
                 return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
@@ -305,7 +305,7 @@ class _Scan:
     def __init__(
         self, shard: Shard, request: ReplayRequest, directory: Directory, high: int
     ) -> None:
-        self.number = shard.machine.shard
+        self.shard_id = shard.machine.shard_id
         self._high = high
         self._shard = shard
         self._machine = shard.machine
@@ -387,9 +387,9 @@ def _same(before: NDArray[np.bool_] | None, now: NDArray[np.bool_] | None) -> bo
 class _ArrowEncoder:
     """Encodes an Arrow IPC stream, a record batch for each unit."""
 
-    def __init__(self, request: ReplayRequest, part: int) -> None:
+    def __init__(self, request: ReplayRequest, shard: int) -> None:
         self._schema = arrow.schema_of(request.schema, request.columns)
-        self._batches = arrow.BatchEncoder(self._schema, part)
+        self._batches = arrow.BatchEncoder(self._schema, shard)
 
     def head(self) -> bytes:
         schema: bytes = self._schema.serialize().to_pybytes()
@@ -405,8 +405,8 @@ class _ArrowEncoder:
 class _RecordEncoder:
     """One record per message; the last record is ``{"end": true, "messages": n}``."""
 
-    def __init__(self, request: ReplayRequest, part: int) -> None:
-        self._part = part
+    def __init__(self, request: ReplayRequest, shard: int) -> None:
+        self._shard = shard
         self._columns = request.columns
         self._stream = request.stream
 
@@ -427,7 +427,7 @@ class _RecordEncoder:
         message = block.message(position, subject)
         record: dict[str, object] = {
             "stream": self._stream,
-            "shard": self._part,
+            "shard": self._shard,
             "seq": message.seq,
             "subject": subject,
             "time": format_time(message.time_ns),

@@ -334,8 +334,8 @@ class _WriteThrough:
             if self.failure is not None:
                 raise self.failure
             time.sleep(_STALL_WAIT_S)
-        for number, block, _ in job.blocks:
-            self._blocks.written(number, block)
+        for shard_id, block, _ in job.blocks:
+            self._blocks.written(shard_id, block)
         self._applied[job.group] = job.index
 
     def flush(self) -> None:
@@ -418,26 +418,26 @@ class _Repair:
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
 
-    def _codec_of(self, number: int) -> BlockCodec | None:
-        shard = self._applier.shards.get(number)
+    def _codec_of(self, shard_id: int) -> BlockCodec | None:
+        shard = self._applier.shards.get(shard_id)
         return codec_of(shard.machine.compression) if shard is not None else None
 
     def _load(self) -> None:
         """Load what is stored; count each shard again from the messages that can be read."""
         load_meta(self._scan, self._meta)
         named = {
-            number: entry
+            shard_id: entry
             for entry in self._meta.streams.values()
-            if not keys.is_in_memory(entry.shard)
-            for number in entry.numbers
+            if not keys.is_in_memory(entry.shard_id)
+            for shard_id in entry.shard_ids
         }
-        for number in sorted(named.keys() | self._stored_numbers()):
-            shard = load_shard(self._scan, number, self._blocks)
-            if not shard.machine.exists and self._has_blocks(number):
-                entry = named.get(number)
+        for shard_id in sorted(named.keys() | self._stored_numbers()):
+            shard = load_shard(self._scan, shard_id, self._blocks)
+            if not shard.machine.exists and self._has_blocks(shard_id):
+                entry = named.get(shard_id)
                 if entry is None:
                     raise DataLostError(
-                        f"{self._losses.reason}. Shard {number} has messages, but neither its "
+                        f"{self._losses.reason}. Shard {shard_id} has messages, but neither its "
                         "name nor its configuration can be read. Even accept_data_loss "
                         "cannot open the folder: restore it from a backup"
                     )
@@ -446,10 +446,10 @@ class _Repair:
             if shard.machine.exists:
                 self._recount(shard.machine)
                 if shard.stopped:
-                    self._losses.known.setdefault(number, (0, []))
-                self._blocks.forget(number)
-                shard = load_shard(self._scan, number, self._blocks)
-            self._applier.shards[number] = shard
+                    self._losses.known.setdefault(shard_id, (0, []))
+                self._blocks.forget(shard_id)
+                shard = load_shard(self._scan, shard_id, self._blocks)
+            self._applier.shards[shard_id] = shard
 
     def _stored_numbers(self) -> set[int]:
         """Shards that have a configuration, counters or blocks."""
@@ -461,8 +461,8 @@ class _Repair:
         }
         return found - {cmd.META_SHARD}
 
-    def _has_blocks(self, number: int) -> bool:
-        prefix = keys.shard_key(keys.BLOCK, number)
+    def _has_blocks(self, shard_id: int) -> bool:
+        prefix = keys.shard_key(keys.BLOCK, shard_id)
         return next(self._store.scan_keys(prefix, keys.prefix_end(prefix)), None) is not None
 
     def _recreate_configuration(self, machine: StreamMachine, entry: StreamEntry) -> None:
@@ -477,7 +477,7 @@ class _Repair:
             time.time_ns(),
             self._applied[_SHARDS],
             NUMBER_STEP,
-            machine.shard - entry.shard,
+            machine.shard_id - entry.shard_id,
         )
         writes = Writes()
         machine.write_record(writes)
@@ -488,40 +488,40 @@ class _Repair:
     def _pass_known_sequences(self) -> None:
         """Skip sequences that the newest record proves, so that they are not used again."""
         marks = self._proven.shards if self._proven is not None else {}
-        for number, mark in marks.items():
-            shard = self._applier.shards.get(number)
+        for shard_id, mark in marks.items():
+            shard = self._applier.shards.get(shard_id)
             if shard is None or not shard.machine.exists:
                 continue
             if shard.machine.counters.last_seq < mark.last_sequence:
                 self._recount(shard.machine, mark.last_sequence)
-                self._blocks.forget(number)
-                self._applier.shards[number] = load_shard(self._scan, number, self._blocks)
+                self._blocks.forget(shard_id)
+                self._applier.shards[shard_id] = load_shard(self._scan, shard_id, self._blocks)
 
     def _recount(self, machine: StreamMachine, last_seq: int = 0) -> None:
-        number, end_seq = machine.shard, 0
-        marks_lost = keys.DELETED in self._losses.rows.get(number, ())
+        shard_id, end_seq = machine.shard_id, 0
+        marks_lost = keys.DELETED in self._losses.rows.get(shard_id, ())
         recount = Recount(machine, marks_lost=marks_lost)
-        index = keys.shard_key(keys.BLOCK_INDEX, number)
-        pages = keys.shard_key(keys.BLOCK_PAGE, number)
+        index = keys.shard_key(keys.BLOCK_INDEX, shard_id)
+        pages = keys.shard_key(keys.BLOCK_PAGE, shard_id)
         rows: list[Operation] = [
             ("delete_range", index, keys.prefix_end(index)),
             ("delete_range", pages, keys.prefix_end(pages)),
         ]
-        for key, value in self._scan(keys.shard_key(keys.BLOCK, number)):
+        for key, value in self._scan(keys.shard_key(keys.BLOCK, shard_id)):
             block = decode_block(value, BLOCK_CODECS)
             if block.base_seq < end_seq:
                 rows.append(("delete", key))  # merged into the block before it
                 continue
             end_seq = block.last_seq + 1
             recount.take(facts_of(block))
-            index_key = keys.large_key(keys.BLOCK_INDEX, number, block.base_seq)
+            index_key = keys.large_key(keys.BLOCK_INDEX, shard_id, block.base_seq)
             rows.append(("put", index_key, index_row(span_of(block))))
         writes = Writes()
         messages, ranges = recount.finish(last_seq, writes)
         _write(self._store, rows + list(writes.rows))
         if messages:
-            before, known = self._losses.known.get(number, (0, []))
-            self._losses.known[number] = before + messages, (known + ranges)[:RANGES_MAX]
+            before, known = self._losses.known.get(shard_id, (0, []))
+            self._losses.known[shard_id] = before + messages, (known + ranges)[:RANGES_MAX]
 
     def _apply_last(
         self, group: int, held: SalvagedGroup, commands: Iterable[tuple[int, cmd.Command]]
@@ -537,23 +537,23 @@ class _Repair:
         commands: list[cmd.Command] = []
         taken: set[int] = set()
         for entry in list(self._meta.streams.values()):
-            taken.update(entry.numbers)
-            first = shards.get(entry.shard)
+            taken.update(entry.shard_ids)
+            first = shards.get(entry.shard_id)
             there = first is not None and first.machine.exists
-            if not (there or keys.is_in_memory(entry.shard) or entry.stage == "reserved"):
+            if not (there or keys.is_in_memory(entry.shard_id) or entry.stage == "reserved"):
                 commands.append(cmd.ReleaseStream(entry.name))
                 if entry.stage == "listed":
                     _log.critical("stream_lost", stream=entry.name)
-        for number, shard in sorted(shards.items()):
+        for shard_id, shard in sorted(shards.items()):
             record = shard.machine.record
-            if number in taken or record is None or record.part:
+            if shard_id in taken or record is None or record.shard:
                 continue
-            if number < self._meta.next_shard and not self._unreadable:
+            if shard_id < self._meta.next_shard_id and not self._unreadable:
                 continue  # its name was released, so only the end of its removal is missing
             config = record.config
             commands.append(
                 cmd.PlaceStream(
-                    config.name, config.subjects, record.incarnation, number, config.shards
+                    config.name, config.subjects, record.incarnation, shard_id, config.shards
                 )
             )
             _log.warning("stream_named_again", stream=config.name)
@@ -564,35 +564,35 @@ class _Repair:
         losses, shards = self._losses, self._applier.shards
         commands: list[tuple[int, cmd.Command]] = []
         named = {
-            number: entry
+            shard_id: entry
             for entry in self._meta.streams.values()
-            if not keys.is_in_memory(entry.shard)
-            for number in entry.numbers
+            if not keys.is_in_memory(entry.shard_id)
+            for shard_id in entry.shard_ids
         }
-        for number, entry in named.items():
-            shard = shards.get(number)
-            affected = losses.everywhere or any(one in losses.known for one in entry.numbers)
+        for shard_id, entry in named.items():
+            shard = shards.get(shard_id)
+            affected = losses.everywhere or any(one in losses.known for one in entry.shard_ids)
             if shard is None or not shard.machine.exists or not affected:
                 continue
-            messages, ranges = losses.known.get(number, (0, []))
+            messages, ranges = losses.known.get(shard_id, (0, []))
             incarnation = self._incarnation(entry)
             commands.append(
                 (
-                    number,
+                    shard_id,
                     cmd.AcceptLoss(incarnation, losses.reason, losses.everywhere, messages, ranges),
                 )
             )
             _log.critical(
                 "stream_lost_messages",
                 stream=entry.name,
-                shard=number,
+                shard=shard_id,
                 messages=messages,
                 ranges=ranges,
                 newest_may_be_missing=losses.everywhere,
             )
         # Shards without a name are only kept with the damaged files.
-        orphans = [number for number in shards if number not in named]
-        commands += [(number, cmd.DropStream()) for number in orphans]
+        orphans = [shard_id for shard_id in shards if shard_id not in named]
+        commands += [(shard_id, cmd.DropStream()) for shard_id in orphans]
         self._apply_last(_SHARDS, found[_SHARDS], commands)
 
     def _incarnation(self, entry: StreamEntry) -> str:

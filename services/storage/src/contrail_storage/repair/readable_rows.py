@@ -69,12 +69,12 @@ class ReadableRows:
         """Yield all rows; those of a shard in the order of their keys."""
         for prefix in _OTHER_KINDS:
             yield from self._scan(prefix, META_SHARD, prefix[:1])
-        for number in sorted(self._numbers()):
+        for shard_id in sorted(self._numbers()):
             for kind in keys.SHARD_KINDS:
                 if kind == keys.BLOCK:
-                    yield from self._blocks(number)
+                    yield from self._blocks(shard_id)
                 else:
-                    yield from self._scan(keys.shard_key(kind, number), number, kind)
+                    yield from self._scan(keys.shard_key(kind, shard_id), shard_id, kind)
 
     def _numbers(self) -> set[int]:
         """Numbers of the shards that have any rows."""
@@ -88,21 +88,21 @@ class ReadableRows:
         yield from self._walk(prefix, self._store.scan_keys, lambda key: key, lambda: None)
         yield from self._astray(prefix)
 
-    def _scan(self, prefix: bytes, number: int, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _scan(self, prefix: bytes, shard_id: int, kind: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._walk(
-            prefix, self._store.scan, lambda row: row[0], lambda: self._note(number, kind)
+            prefix, self._store.scan, lambda row: row[0], lambda: self._note(shard_id, kind)
         ):
             try:
                 self._opened(key, value)
             except StoreCorruptError:
-                self._note(number, kind)
+                self._note(shard_id, kind)
             else:
                 yield key, value
         # A scan ends at a row whose value is lost. So it is divided at these keys.
         for key in self._astray(prefix):
             found = self._found_astray(key, None)
             if found is None:
-                self._note(number, kind)
+                self._note(shard_id, kind)
             else:
                 yield key, found
 
@@ -118,9 +118,9 @@ class ReadableRows:
             return True
         return False
 
-    def _rows_of(self, kind: bytes, number: int) -> list[tuple[bytes, bytes]]:
+    def _rows_of(self, kind: bytes, shard_id: int) -> list[tuple[bytes, bytes]]:
         """Decrypted rows of a shard in the order of their keys."""
-        rows = self._scan(keys.shard_key(kind, number), number, kind)
+        rows = self._scan(keys.shard_key(kind, shard_id), shard_id, kind)
         return sorted((key, self._opened(key, value)) for key, value in rows)
 
     def _walk(
@@ -166,14 +166,16 @@ class ReadableRows:
             else:
                 return
 
-    def _blocks(self, number: int) -> Iterator[tuple[bytes, bytes]]:
+    def _blocks(self, shard_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Yield blocks. Each is read by itself: the one after a damaged block may be sound."""
-        pages, rows = (self._rows_of(kind, number) for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX))
+        pages, rows = (
+            self._rows_of(kind, shard_id) for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX)
+        )
         directory = dict(StoredDirectory(pages, rows).index_rows())
         named = set(directory)
-        named.update(keys.last_number(key, 8) for key in self._keys_of(keys.BLOCK, number))
+        named.update(keys.last_number(key, 8) for key in self._keys_of(keys.BLOCK, shard_id))
         for base_seq in sorted(named):
-            key = keys.large_key(keys.BLOCK, number, base_seq)
+            key = keys.large_key(keys.BLOCK, shard_id, base_seq)
             try:
                 value = self._store.get(key)
                 if value is not None:
@@ -181,18 +183,18 @@ class ReadableRows:
             except (StoreCorruptError, BlockCorruptError):
                 value = self._found_astray(key, directory.get(base_seq))
             if value is None:
-                self._note(number, keys.BLOCK)
+                self._note(shard_id, keys.BLOCK)
             else:
                 yield key, value
 
     def _found_astray(self, key: bytes, index: bytes | None) -> bytes | None:
         return self._stray.find(key, index) if self._stray is not None else None
 
-    def _keys_of(self, kind: bytes, number: int) -> Iterator[bytes]:
-        return self._keys(keys.shard_key(kind, number))
+    def _keys_of(self, kind: bytes, shard_id: int) -> Iterator[bytes]:
+        return self._keys(keys.shard_key(kind, shard_id))
 
-    def _note(self, number: int, kind: bytes) -> None:
-        self.unreadable.setdefault(number, set()).add(kind)
+    def _note(self, shard_id: int, kind: bytes) -> None:
+        self.unreadable.setdefault(shard_id, set()).add(kind)
 
 
 def _after(key: bytes, count: int) -> bytes:

@@ -166,8 +166,8 @@ class _Rebuilding:
         if self._writable:
             self.applier.written(jobs)  # otherwise their blocks must stay in memory
 
-    def _codec_of(self, number: int) -> BlockCodec | None:
-        return self.applier.codec_of(number)
+    def _codec_of(self, shard_id: int) -> BlockCodec | None:
+        return self.applier.codec_of(shard_id)
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))

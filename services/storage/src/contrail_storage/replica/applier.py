@@ -127,20 +127,20 @@ class Applier:
         """Called with a shard that has just stopped; its machine may be partly changed."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
-    def new_shard(self, number: int) -> Shard:
+    def new_shard(self, shard_id: int) -> Shard:
         """Return a shard without a stream."""
-        machine = StreamMachine(number, ShardFacts(self._blocks, number))
+        machine = StreamMachine(shard_id, ShardFacts(self._blocks, shard_id))
         return Shard(machine, 0)
 
-    def hash_key(self, number: int) -> bytes:
+    def hash_key(self, shard_id: int) -> bytes:
         """The key that hashes the message ids of a shard; empty if the shard has no stream."""
-        shard = self.shards.get(number)
+        shard = self.shards.get(shard_id)
         record = shard.machine.record if shard is not None else None
         return record.hash_key if record is not None else b""
 
-    def codec_of(self, number: int) -> BlockCodec | None:
+    def codec_of(self, shard_id: int) -> BlockCodec | None:
         """The codec that compresses the blocks of a shard. The writer's thread calls this too."""
-        shard = None if keys.is_in_memory(number) else self.shards.get(number)
+        shard = None if keys.is_in_memory(shard_id) else self.shards.get(shard_id)
         return codec_of(shard.machine.compression) if shard is not None else None
 
     def apply(self, group: int, index: int, term: int, data: bytes, context: object) -> None:
@@ -167,8 +167,8 @@ class Applier:
 
     def _advance(self, writes: Writes) -> None:
         """Let readers see the appended messages."""
-        for number in {number for number, _ in writes.blocks} | writes.reached.keys():
-            shard = self.shards.get(number)
+        for shard_id in {shard_id for shard_id, _ in writes.blocks} | writes.reached.keys():
+            shard = self.shards.get(shard_id)
             if shard is None:
                 continue
             last_seq = shard.machine.counters.last_seq
@@ -184,17 +184,17 @@ class Applier:
     def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result | Unapplied]:
         self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
         results: list[Result | Unapplied] = []
-        for number, command in entry.commands:
-            if number == META_SHARD:
+        for shard_id, command in entry.commands:
+            if shard_id == META_SHARD:
                 results.append(self.meta.apply(command, writes))
                 if writes.advisories:
                     self._notify(writes, entry.time_ns)
                 continue
-            shard = self.shards.get(number)
+            shard = self.shards.get(shard_id)
             # A shard appears with the first command that may create its stream. A refused command
             # may leave it empty.
             if shard is None and _makes(command):
-                shard = self.shards[number] = self.new_shard(number)
+                shard = self.shards[shard_id] = self.new_shard(shard_id)
             if shard is None:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
@@ -219,7 +219,7 @@ class Applier:
         # A later command would build on a state that lacks an earlier one.
         if shard.stopped and not isinstance(command, _ENDING):
             return Unapplied(shard.damaged)
-        mark = writes.mark(shard.machine.shard)
+        mark = writes.mark(shard.machine.shard_id)
         try:
             result = shard.machine.apply(index, time_ns, command, writes)
         except (*UNREADABLE, StoreFailedError) as error:
@@ -231,7 +231,7 @@ class Applier:
                 # Damage is permanent, so it is recorded with this entry. A failed read of the disk
                 # may succeed after a restart.
                 row = shard.damaged.encode()
-                writes.put(keys.shard_key(keys.STOPPED, shard.machine.shard), row)
+                writes.put(keys.shard_key(keys.STOPPED, shard.machine.shard_id), row)
             return Unapplied(shard.damaged)
         if isinstance(command, AcceptLoss):
             shard.damaged, shard.stopped = "", False
@@ -239,29 +239,29 @@ class Applier:
 
     def _stop(self, shard: Shard, reason: str) -> None:
         shard.damaged, shard.stopped = reason, True
-        _log.critical("shard_stopped", shard=shard.machine.shard, reason=reason)
+        _log.critical("shard_stopped", shard=shard.machine.shard_id, reason=reason)
         shard.notify()
         self.on_stopped(shard)
 
     def _fill(self, job: WriteJob, writes: Writes) -> None:
         job.rows = writes.rows
-        for number, block in writes.blocks:
-            job.blocks.append((number, block, self._blocks.add(number, block)))
-        for number, first_seq in writes.trimmed.items():
-            directory = self._blocks.directory(number)
+        for shard_id, block in writes.blocks:
+            job.blocks.append((shard_id, block, self._blocks.add(shard_id, block)))
+        for shard_id, first_seq in writes.trimmed.items():
+            directory = self._blocks.directory(shard_id)
             # Whole blocks only. A block that the first sequence divides stays, and its dead part is
             # skipped.
             for base_seq in directory.drop_below(first_seq):
-                job.dropped.append(GoneBlock(number, base_seq, directory.is_paged(base_seq)))
-        for number in writes.dropped:
+                job.dropped.append(GoneBlock(shard_id, base_seq, directory.is_paged(base_seq)))
+        for shard_id in writes.dropped:
             # After the blocks of this entry were added: an entry may append to a stream and then
             # remove it.
-            self._blocks.forget(number)
-            shard = self.shards.pop(number)
+            self._blocks.forget(shard_id)
+            shard = self.shards.pop(shard_id)
             shard.notify()
-        for number in writes.trimmed:
-            if number in self.shards:
-                self.shards[number].notify()
+        for shard_id in writes.trimmed:
+            if shard_id in self.shards:
+                self.shards[shard_id].notify()
 
     # Written -----------------------------------------------------------------------------------
 
@@ -271,19 +271,19 @@ class Applier:
             if isinstance(job, PageJob):
                 continue
             if isinstance(job, MergeJob):
-                self._blocks.written(job.shard, job.merged)
+                self._blocks.written(job.shard_id, job.merged)
                 continue
             if isinstance(job, RewriteJob):
                 for block, _ in job.blocks:
-                    self._blocks.written(job.shard, block)
+                    self._blocks.written(job.shard_id, block)
                 job.written.set()
                 continue
             self.unwritten_bytes -= job.bytes
             # Jobs of a group are reported in order, so this never decreases.
             self.written_indexes[job.group] = job.index
-            for number, block, span in job.blocks:
-                self._blocks.written(number, block)
-                self._note_small(number, span)
+            for shard_id, block, span in job.blocks:
+                self._blocks.written(shard_id, block)
+                self._note_small(shard_id, span)
         self._on_written()
 
     def lost(self, jobs: list[Job]) -> None:
@@ -301,16 +301,16 @@ class Applier:
 
         Raises RuntimeError if their state differs; then nothing has changed.
         """
-        stored = {number: one for number, one in self.shards.items() if not one.in_memory}
+        stored = {shard_id: one for shard_id, one in self.shards.items() if not one.in_memory}
         if differing := _differing(stored, fresh.shards):
             raise RuntimeError(
                 f"replaying the log produced a different state of shards {differing}"
             )
         self._blocks.take_over(fresh._blocks, keys.is_in_memory)
-        for number, shard in fresh.shards.items():
-            known = self.shards.setdefault(number, shard)
+        for shard_id, shard in fresh.shards.items():
+            known = self.shards.setdefault(shard_id, shard)
             known.machine = shard.machine
-            known.machine.read_from(ShardFacts(self._blocks, number))
+            known.machine.read_from(ShardFacts(self._blocks, shard_id))
             known.small_runs = shard.small_runs
             # A shard that stopped because a read failed continues if it can be read now.
             lasting = "" if known.stopped else known.damaged
@@ -320,13 +320,13 @@ class Applier:
         self.written_indexes.update(fresh.written_indexes)
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
 
-    def _note_small(self, number: int, span: BlockSpan, level: int = 0) -> None:
+    def _note_small(self, shard_id: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block, and merge the run of small blocks once it is long enough.
 
         Merged blocks that are still small form runs of their own. A stream that gets one message
         at a time therefore ends in full blocks after two or three merges of each message.
         """
-        shard = self.shards.get(number)
+        shard = self.shards.get(shard_id)
         if shard is None:
             return
         # A large block ends all runs: blocks are merged with their neighbours only.
@@ -344,24 +344,24 @@ class Applier:
             or run.count >= MERGE_MESSAGES
         ):
             del shard.small_runs[level]
-            merged = self._merge(number, run.base_seqs)
+            merged = self._merge(shard_id, run.base_seqs)
             if merged is not None:
-                self._note_small(number, merged, level + 1)
+                self._note_small(shard_id, merged, level + 1)
 
-    def _merge(self, number: int, base_seqs: list[int]) -> BlockSpan | None:
-        blocks = [self._blocks.recall(number, base_seq) for base_seq in base_seqs]
+    def _merge(self, shard_id: int, base_seqs: list[int]) -> BlockSpan | None:
+        blocks = [self._blocks.recall(shard_id, base_seq) for base_seq in base_seqs]
         known = [block for block in blocks if block is not None]
         # One of them is no longer in memory. Reading it back would cost more than many small
         # blocks.
         if len(known) != len(base_seqs):
             return None
-        directory = self._blocks.directory(number)
-        job = merge_job(number, known, directory.pages.stop)
+        directory = self._blocks.directory(shard_id)
+        job = merge_job(shard_id, known, directory.pages.stop)
         if not directory.replace(base_seqs, job.span):
             return None
         # The directory names the merged block from now on. The block is read from memory until
         # the writer has stored it.
-        self._blocks.overlay(number, job.merged)
+        self._blocks.overlay(shard_id, job.merged)
         self._hand_over(job)
         return job.span
 
@@ -370,10 +370,10 @@ class Applier:
         self._behind.flush()  # a page that is dropped needs the rows of all dropped blocks
         if self._writer.failed:
             return
-        for number, directory in self._blocks.directories.items():
-            if not keys.is_in_memory(number):
+        for shard_id, directory in self._blocks.directories.items():
+            if not keys.is_in_memory(shard_id):
                 for due in directory.take_due_pages():
-                    self._writer.submit(PageJob(number, due))
+                    self._writer.submit(PageJob(shard_id, due))
 
     def _hand_over(self, job: MergeJob | RewriteJob) -> None:
         """Write blocks in the place of others: now if possible, otherwise on its thread."""
@@ -382,25 +382,25 @@ class Applier:
         else:
             self._writer.submit(job)
 
-    def rewrite(self, number: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
+    def rewrite(self, shard_id: int, old: BlockSpan, left: list[Block]) -> RewriteJob | None:
         """Replace the block ``old`` by ``left``; None when the directory no longer has ``old``.
 
         Raises StoreFailedError when the store has failed.
         """
         self._behind.flush()  # otherwise the waiting ``old`` would be joined to others unchanged
         # A rewrite is for space only, and no log has it. It waits for a store that works.
-        if self._writer.failed and not keys.is_in_memory(number):
+        if self._writer.failed and not keys.is_in_memory(shard_id):
             raise StoreFailedError("the store is not accepting writes")
-        directory = self._blocks.directory(number)
+        directory = self._blocks.directory(shard_id)
         if not directory.holds(old):
             return None
         # As with a merge: the directory changes first, and blocks are in memory until stored.
-        gone = GoneBlock(number, old.base_seq, directory.is_paged(old.base_seq))
-        job = RewriteJob(number, gone, [(block, span_of(block)) for block in left])
-        self._blocks.discard(number, old.base_seq)
+        gone = GoneBlock(shard_id, old.base_seq, directory.is_paged(old.base_seq))
+        job = RewriteJob(shard_id, gone, [(block, span_of(block)) for block in left])
+        self._blocks.discard(shard_id, old.base_seq)
         directory.cut(old.base_seq, [span for _, span in job.blocks])
         for block in left:
-            self._blocks.overlay(number, block)
+            self._blocks.overlay(shard_id, block)
         self._hand_over(job)
         return job
 

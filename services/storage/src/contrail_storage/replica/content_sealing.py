@@ -57,29 +57,29 @@ class SealingLog:
         # Runs `_make_keys`; None when nothing waits.
         self._making: asyncio.Task[None] | None = None
 
-    def append(self, shard: int, content: Content, done: Done) -> None:
+    def append(self, shard_id: int, content: Content, done: Done) -> None:
         """Seal and propose messages as `Proposer.append` does."""
         batch = content if isinstance(content, MessageBatch) else MessageBatch.of([content])
-        if shard not in self._waiting:
-            sealed = self._sealed(shard, batch)
+        if shard_id not in self._waiting:
+            sealed = self._sealed(shard_id, batch)
             if sealed is not None:
-                self._log.append(shard, sealed, done)
+                self._log.append(shard_id, sealed, done)
                 return
         size = batch.size()
         # Counted against the queue already: otherwise waiting publishes could take any memory.
         self._log.hold(size)
-        self._waiting.setdefault(shard, deque()).append(_Waiting(batch, size, done))
+        self._waiting.setdefault(shard_id, deque()).append(_Waiting(batch, size, done))
         if self._making is None:
             self._making = asyncio.ensure_future(self._make_keys())
 
-    def _sealed(self, shard: int, batch: MessageBatch) -> MessageBatch | None:
+    def _sealed(self, shard_id: int, batch: MessageBatch) -> MessageBatch | None:
         """Seal the content of ``batch``; None when one of its subjects has no key."""
-        target = self._shards.get(shard)
+        target = self._shards.get(shard_id)
         if target is None or not seals(target):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
         keys: list[SubjectKey] = []
         for subject in batch.subjects:
-            key = self._key(shard, subject)
+            key = self._key(shard_id, subject)
             if key is None:
                 return None
             keys.append(key)
@@ -87,9 +87,9 @@ class SealingLog:
         sealed = seal_columns(columns, as_u32(batch.subject_index).tolist(), keys)
         return msgspec.structs.replace(batch, columns=sealed, ttls=ttls)
 
-    def _key(self, shard: int, subject: str) -> SubjectKey | None:
+    def _key(self, shard_id: int, subject: str) -> SubjectKey | None:
         try:
-            return self._keys.sealing(shard, subject) if self._keys.exists else None
+            return self._keys.sealing(shard_id, subject) if self._keys.exists else None
         except SubjectKeysDamagedError as error:
             raise ApiError(errors.DATA_LOST, str(error), applied=False) from error
 
@@ -97,8 +97,8 @@ class SealingLog:
         """Make the missing keys and log the waiting publishes, until none waits."""
         while self._waiting:
             wanted = dict.fromkeys(
-                (shard, subject)
-                for shard, waiting in self._waiting.items()
+                (shard_id, subject)
+                for shard_id, waiting in self._waiting.items()
                 for one in waiting
                 for subject in one.batch.subjects
             )
@@ -112,18 +112,18 @@ class SealingLog:
                 # An unexpected error must not leave callers waiting for ever.
                 _log.exception("subject_keys_failed")
                 problem = ApiError(errors.INTERNAL, repr(error), applied=False)
-            for shard in list(self._waiting):
-                self._go_on(shard, problem)
+            for shard_id in list(self._waiting):
+                self._go_on(shard_id, problem)
         self._making = None
 
-    def _go_on(self, shard: int, problem: ApiError | None) -> None:
+    def _go_on(self, shard_id: int, problem: ApiError | None) -> None:
         """Log a shard's publishes up to the first without a key; a ``problem`` refuses that one."""
-        waiting = self._waiting[shard]
+        waiting = self._waiting[shard_id]
         while waiting:
             one = waiting[0]
             refused = problem
             try:
-                sealed = self._sealed(shard, one.batch)
+                sealed = self._sealed(shard_id, one.batch)
             except ApiError as error:
                 sealed, refused = None, error
             except Exception as error:
@@ -138,10 +138,10 @@ class SealingLog:
                 one.done(refused)
                 continue
             try:
-                self._log.append(shard, sealed, one.done)
+                self._log.append(shard_id, sealed, one.done)
             except ApiError as error:
                 one.done(error)
-        del self._waiting[shard]
+        del self._waiting[shard_id]
 
 
 def refusal(error: Exception) -> ApiError:

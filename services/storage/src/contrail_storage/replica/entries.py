@@ -83,12 +83,12 @@ class AppendRequest:
     """
 
     __slots__ = (
-        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining", "shard",
-        "size", "taken",
+        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining",
+        "shard_id", "size", "taken",
     )  # fmt: skip
 
-    def __init__(self, shard: int, content: Content, done: Done) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int, content: Content, done: Done) -> None:
+        self.shard_id = shard_id
         self.content = content
         self.done = done
         self.taken = 0
@@ -202,7 +202,7 @@ def _for_each(done: Done, outcome: Outcome) -> None:
 class CommandRequest:
     """A command that is not an append: as it is logged, and with the future of its result."""
 
-    shard: int
+    shard_id: int
     command: Command
     encoded: msgspec.Raw
     future: asyncio.Future[Result]
@@ -369,8 +369,8 @@ def _runs(
 class _AppendBuilder:
     """Collects consecutive messages for one append command. At most one block of them."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int) -> None:
+        self.shard_id = shard_id
         self.spans: list[Span] = []
         self.count = 0
         self.bytes = 0
@@ -456,20 +456,20 @@ class EntryBuilder:
     def add(self, request: CommandRequest) -> None:
         """Add a command."""
         # Messages that came before this command must be applied before it.
-        builder = self._open.pop(request.shard, None)
+        builder = self._open.pop(request.shard_id, None)
         if builder is not None:
             self._close(builder)
-        self._commands.append((request.shard, request.command))
-        self._parts.append((request.shard, request.encoded))
+        self._commands.append((request.shard_id, request.command))
+        self._parts.append((request.shard_id, request.encoded))
         self._waiters.append(request.future)
         self.size += request.size
         self.messages += request.weight
 
     def take(self, request: AppendRequest) -> bool:
         """Take messages of ``request`` while they fit; True when all of them are taken."""
-        builder = self._open.get(request.shard)
+        builder = self._open.get(request.shard_id)
         if builder is None:
-            builder = self._open[request.shard] = _AppendBuilder(request.shard)
+            builder = self._open[request.shard_id] = _AppendBuilder(request.shard_id)
             self.size += APPEND_OVERHEAD
         before_bytes, before = builder.bytes, builder.count
         used_up = builder.take(request, BLOCK_MESSAGES_MAX - self.messages)
@@ -477,21 +477,21 @@ class EntryBuilder:
         self.size += builder.bytes - before_bytes
         # The command is full, or must not have other messages. Later ones begin another command.
         if request.atomic or not used_up:
-            self._close(self._open.pop(request.shard))
+            self._close(self._open.pop(request.shard_id))
         return used_up
 
     def _close(self, builder: _AppendBuilder) -> None:
         if not builder.count:
             return
         try:
-            command = builder.build(self._hash_key(builder.shard))
+            command = builder.build(self._hash_key(builder.shard_id))
         except Exception as error:
             _log.exception("command_not_built")
             for span in builder.spans:
                 span.refuse(errors.INTERNAL.code, f"the messages cannot be logged: {error!r}")
             return
-        self._commands.append((builder.shard, command))
-        self._parts.append((builder.shard, command))
+        self._commands.append((builder.shard_id, command))
+        self._parts.append((builder.shard_id, command))
         self._waiters.append(builder.spans)
 
     def finish(self) -> tuple[EntryContext, list[Part]]:

@@ -28,14 +28,14 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
     applier.written_indexes.update(applied_indexes(scan))
     load_meta(scan, meta)
     for entry in meta.streams.values():
-        if not keys.is_in_memory(entry.shard):
-            for number in entry.numbers:
-                shard = load_shard(scan, number, blocks)
+        if not keys.is_in_memory(entry.shard_id):
+            for shard_id in entry.shard_ids:
+                shard = load_shard(scan, shard_id, blocks)
                 if not _holds_anything(shard, blocks):
                     # As in a running node, the first command in the log will make the shard.
-                    blocks.forget(number)
+                    blocks.forget(shard_id)
                     continue
-                applier.shards[number] = shard
+                applier.shards[shard_id] = shard
                 if shard.machine.exists:
                     last_ns = shard.machine.counters.last_time_ns
                     applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
@@ -44,7 +44,7 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
 def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
     """Whether a shard has stored anything; names are reserved earlier and released later."""
     machine = shard.machine
-    return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard)) > 0
+    return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard_id)) > 0
 
 
 def applied_indexes(scan: Scan) -> dict[int, int]:
@@ -61,17 +61,17 @@ def load_meta(scan: Scan, meta: MetaMachine) -> None:
     meta.erasures.load(scan(keys.shard_key(keys.ERASURE, META_SHARD)))
 
 
-def load_shard(scan: Scan, number: int, blocks: BlockStore) -> Shard:
+def load_shard(scan: Scan, shard_id: int, blocks: BlockStore) -> Shard:
     """Load a shard from its rows."""
-    machine = StreamMachine.load(number, ShardFacts(blocks, number), scan)
-    pages = scan(keys.shard_key(keys.BLOCK_PAGE, number))
-    blocks.load_directory(number, pages, scan(keys.shard_key(keys.BLOCK_INDEX, number)))
+    machine = StreamMachine.load(shard_id, ShardFacts(blocks, shard_id), scan)
+    pages = scan(keys.shard_key(keys.BLOCK_PAGE, shard_id))
+    blocks.load_directory(shard_id, pages, scan(keys.shard_key(keys.BLOCK_INDEX, shard_id)))
     # A shard without a stream has a part of a restore that a crash interrupted. The log has more.
-    applied_seq = max(blocks.directory(number).end_seq - 1, machine.counters.last_seq)
+    applied_seq = max(blocks.directory(shard_id).end_seq - 1, machine.counters.last_seq)
     shard = Shard(machine, applied_seq)
-    for _, reason in scan(keys.shard_key(keys.STOPPED, number)):
+    for _, reason in scan(keys.shard_key(keys.STOPPED, shard_id)):
         shard.damaged, shard.stopped = reason.decode(), True
-        _log.critical("shard_loaded_stopped", shard=number, reason=shard.damaged)
+        _log.critical("shard_loaded_stopped", shard=shard_id, reason=shard.damaged)
     return shard
 
 
@@ -84,13 +84,13 @@ async def take_anew(
     """
     with suppress(ApiError):  # the store has failed, and is opened again with all shards
         await until_written()
-    number = shard.machine.shard
+    shard_id = shard.machine.shard_id
     try:
         machine = await asyncio.to_thread(
-            StreamMachine.load, number, ShardFacts(blocks, number), scan
+            StreamMachine.load, shard_id, ShardFacts(blocks, shard_id), scan
         )
     except StoreError as error:
-        _log.critical("shard_not_reloaded", shard=number, reason=str(error))
+        _log.critical("shard_not_reloaded", shard=shard_id, reason=str(error))
         return
     if shard.stopped and shard.machine.exists:  # otherwise the stream has been removed
         shard.machine = machine
@@ -100,4 +100,6 @@ async def take_anew(
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
     """Machines of the shards on disk, except stopped ones."""
     shards = applier.shards.values()
-    return {one.machine.shard: one.machine for one in shards if not (one.in_memory or one.stopped)}
+    return {
+        one.machine.shard_id: one.machine for one in shards if not (one.in_memory or one.stopped)
+    }

@@ -84,7 +84,7 @@ class Applied(Protocol):
         """Bytes of applied entries that the store does not have yet."""
         ...
 
-    def hash_key(self, number: int) -> bytes:
+    def hash_key(self, shard_id: int) -> bytes:
         """Return the key that hashes the message ids of a shard."""
         ...
 
@@ -128,12 +128,12 @@ class Proposer:
     _moved_s: float = 0.0
     """When a request was last admitted to an idle proposer, proposed or settled (loop time)."""
 
-    def append(self, shard: int, content: Content, done: Done) -> None:
+    def append(self, shard_id: int, content: Content, done: Done) -> None:
         """Propose one message, or a batch of at least one; ``done`` gets the outcomes as runs.
 
         Raises ApiError (OVERLOADED, NOT_READY, too large, no space) at once, without effect.
         """
-        request = AppendRequest(shard, content, done)
+        request = AppendRequest(shard_id, content, done)
         # Before anything is counted, so that a refusal has nothing to undo.
         self.check_space(request.size)
         request.check_size()
@@ -141,7 +141,7 @@ class Proposer:
         self._queue.append(request)
         self._schedule(loop)
 
-    def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
+    def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose any other command; the future gives its result.
 
         A long command is cut into slices, of which all are queued or none. When some of them are
@@ -155,7 +155,7 @@ class Proposer:
         futures: list[asyncio.Future[Result]] = []
         for each, encoded in slices:
             futures.append(loop.create_future())
-            self._queue.append(CommandRequest(shard, each, encoded, futures[-1]))
+            self._queue.append(CommandRequest(shard_id, each, encoded, futures[-1]))
         self._schedule(loop)
         return futures[0] if len(futures) == 1 else asyncio.ensure_future(_all(futures))
 

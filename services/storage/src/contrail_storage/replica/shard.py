@@ -62,7 +62,7 @@ class Shard:
     @property
     def in_memory(self) -> bool:
         """Whether the shard is in memory only."""
-        return is_in_memory(self.machine.shard)
+        return is_in_memory(self.machine.shard_id)
 
     @property
     def config(self) -> StreamConfig:

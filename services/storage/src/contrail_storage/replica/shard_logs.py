@@ -21,7 +21,7 @@ Append = Callable[[int, Content, Done], None]
 class ShardLog(Protocol):
     """Accepts commands for shards."""
 
-    def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
+    def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result."""
         ...
 
@@ -47,15 +47,15 @@ class ShardLogs:
             return self._memory.append
         return self._sealing.append if seals(shard) else self._durable.append
 
-    def command(self, shard: int, command: Command) -> asyncio.Future[Result]:
+    def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result.
 
         Raises DATA_LOST for a damaged shard; only its stream can still be removed.
         """
-        target = self._shards.get(shard)
+        target = self._shards.get(shard_id)
         # Nothing may be built on a state that is incomplete, and no caller should wait for an entry
         # that is not applied.
         if target is not None and target.damaged and not isinstance(command, DropStream):
             raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
-        log = self._memory if is_in_memory(shard) else self._durable
-        return log.command(shard, command)
+        log = self._memory if is_in_memory(shard_id) else self._durable
+        return log.command(shard_id, command)

@@ -46,7 +46,7 @@ class WritableStore(Protocol):
 class GoneBlock(NamedTuple):
     """A block to remove from the store; ``paged`` when a page of the directory may list it."""
 
-    shard: int
+    shard_id: int
     base_seq: int
     paged: bool
 
@@ -68,7 +68,7 @@ class WriteJob:
 class MergeJob:
     """Adjoining small blocks of a shard that become one."""
 
-    shard: int
+    shard_id: int
     gone: list[GoneBlock]
     merged: Block
     span: BlockSpan
@@ -78,7 +78,7 @@ class MergeJob:
 class RewriteJob:
     """A block to remove, and the blocks that replace it."""
 
-    shard: int
+    shard_id: int
     gone: GoneBlock
     blocks: list[tuple[Block, BlockSpan]]
     written: asyncio.Event = field(default_factory=asyncio.Event)
@@ -95,7 +95,7 @@ class RewriteJob:
 class PageJob:
     """Blocks of a shard to list in one page, as the store has them when the job is written."""
 
-    shard: int
+    shard_id: int
     range: PageRange
     bytes: ClassVar[int] = 0
 
@@ -103,13 +103,13 @@ class PageJob:
 Job = WriteJob | MergeJob | RewriteJob | PageJob
 
 
-def merge_job(shard: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
+def merge_job(shard_id: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
     """The job that joins ``blocks`` (adjoining, ascending), paged below ``paged_stop``."""
     merged = join_blocks(blocks)
     # The merged block is stored under the key of the first one, so that one is not removed.
     bases = (block.base_seq for block in blocks[1:])
-    gone = [GoneBlock(shard, base_seq, base_seq < paged_stop) for base_seq in bases]
-    return MergeJob(shard, gone, merged, span_of(merged))
+    gone = [GoneBlock(shard_id, base_seq, base_seq < paged_stop) for base_seq in bases]
+    return MergeJob(shard_id, gone, merged, span_of(merged))
 
 
 class StoreWriter:
@@ -125,7 +125,7 @@ class StoreWriter:
         stalled: type[Exception],
         on_written: Callable[[list[Job]], None],
         on_failure: Callable[[Exception], None],
-        codec_of: Callable[[int], BlockCodec | None] = lambda shard: None,
+        codec_of: Callable[[int], BlockCodec | None] = lambda shard_id: None,
         on_lost: Callable[[list[Job]], None] = lambda jobs: None,
     ) -> None:
         """``codec_of`` returns the codec that compresses a shard's blocks; any thread may call it.
@@ -277,15 +277,15 @@ class StoreWriter:
             if isinstance(job, MergeJob):
                 for gone in job.gone:
                     operations += _block_deletes(gone)
-                operations += self._block_puts(job.shard, job.merged, job.span, 0)
+                operations += self._block_puts(job.shard_id, job.merged, job.span, 0)
                 continue
             if isinstance(job, RewriteJob):
                 operations += _block_deletes(job.gone)
                 for block, span in job.blocks:
-                    operations += self._block_puts(job.shard, block, span, 0)
+                    operations += self._block_puts(job.shard_id, block, span, 0)
                 continue
-            for shard, block, span in job.blocks:
-                operations += self._block_puts(shard, block, span, job.index)
+            for shard_id, block, span in job.blocks:
+                operations += self._block_puts(shard_id, block, span, job.index)
             for gone in job.dropped:
                 operations += _block_deletes(gone)
             # After the blocks of the same job, in the order of entries: a row of a dropped shard
@@ -298,26 +298,26 @@ class StoreWriter:
             operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
         return operations
 
-    def _block_puts(self, shard: int, block: Block, span: BlockSpan, index: int) -> list[Row]:
-        body = encode_block(block, index, self._codec_of(shard))
+    def _block_puts(self, shard_id: int, block: Block, span: BlockSpan, index: int) -> list[Row]:
+        body = encode_block(block, index, self._codec_of(shard_id))
         return [
-            ("put", keys.large_key(keys.BLOCK, shard, block.base_seq), body),
-            ("put", keys.large_key(keys.BLOCK_INDEX, shard, block.base_seq), index_row(span)),
+            ("put", keys.large_key(keys.BLOCK, shard_id, block.base_seq), body),
+            ("put", keys.large_key(keys.BLOCK_INDEX, shard_id, block.base_seq), index_row(span)),
         ]
 
     def _page_rows(self, job: PageJob) -> list[Row]:
         start, stop = job.range
         pages, rows = (
             self._store.scan(
-                keys.large_key(kind, job.shard, start), keys.large_key(kind, job.shard, stop)
+                keys.large_key(kind, job.shard_id, start), keys.large_key(kind, job.shard_id, stop)
             )
             for kind in (keys.BLOCK_PAGE, keys.BLOCK_INDEX)
         )
-        return page_rows(job.shard, job.range, pages, rows)
+        return page_rows(job.shard_id, job.range, pages, rows)
 
 
 def _is_in_memory(job: Job) -> bool:
-    return keys.is_in_memory(job.group if isinstance(job, WriteJob) else job.shard)
+    return keys.is_in_memory(job.group if isinstance(job, WriteJob) else job.shard_id)
 
 
 def _size(job: Job) -> int:
@@ -325,9 +325,9 @@ def _size(job: Job) -> int:
 
 
 def _block_deletes(gone: GoneBlock) -> list[Row]:
-    index_key = keys.large_key(keys.BLOCK_INDEX, gone.shard, gone.base_seq)
+    index_key = keys.large_key(keys.BLOCK_INDEX, gone.shard_id, gone.base_seq)
     return [
-        ("delete", keys.large_key(keys.BLOCK, gone.shard, gone.base_seq)),
+        ("delete", keys.large_key(keys.BLOCK, gone.shard_id, gone.base_seq)),
         # A page may list the block. Without an empty row, a start would expect it.
         ("put", index_key, b"") if gone.paged else ("delete", index_key),
     ]

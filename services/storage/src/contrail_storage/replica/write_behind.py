@@ -66,31 +66,31 @@ class WriteBehind:
     def _join_blocks(self, jobs: list[WriteJob]) -> None:
         runs: dict[int, _Run] = {}
         for job in jobs:
-            for number, block, span in job.blocks:
-                run = runs.get(number)
+            for shard_id, block, span in job.blocks:
+                run = runs.get(shard_id)
                 if run is None or not run.takes(span):
                     if run is not None:
-                        self._join(number, run)
-                    run = runs[number] = _Run()
+                        self._join(shard_id, run)
+                    run = runs[shard_id] = _Run()
                 run.add(job, block, span)
-        for number, run in runs.items():
-            self._join(number, run)
+        for shard_id, run in runs.items():
+            self._join(shard_id, run)
 
-    def _join(self, number: int, run: "_Run") -> None:
+    def _join(self, shard_id: int, run: "_Run") -> None:
         """Replace the blocks of ``run`` by one, unless one of them was removed meanwhile."""
-        directory = self._blocks.directories.get(number)
+        directory = self._blocks.directories.get(shard_id)
         if len(run.blocks) <= 1 or directory is None:
             return
-        merge = merge_job(number, run.blocks)
+        merge = merge_job(shard_id, run.blocks)
         # Removed by a later entry of the same batch. Then the parts are written, and removed again.
         if not directory.replace([block.base_seq for block in run.blocks], merge.span):
             return
-        self._blocks.overlay_joined(number, run.blocks, merge.merged)
+        self._blocks.overlay_joined(shard_id, run.blocks, merge.merged)
         for job in run.jobs:
             job.blocks = [each for each in job.blocks if each[1] not in run]
         # With the last job: a joined block must not be stored before all entries of its messages
         # are.
-        run.jobs[-1].blocks.append((number, merge.merged, merge.span))
+        run.jobs[-1].blocks.append((shard_id, merge.merged, merge.span))
 
 
 class ReplayBehind(WriteBehind):

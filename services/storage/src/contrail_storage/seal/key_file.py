@@ -73,7 +73,7 @@ class Slot(NamedTuple):
 
     state: int
     generation: int = 0
-    shard: int = 0
+    shard_id: int = 0
     below_seq: int = 0
     mark: bytes = bytes(MARK_BYTES)
     key: bytes = b""
@@ -93,7 +93,7 @@ class Doomed(NamedTuple):
 
     slot: int
     generation: int
-    shard: int
+    shard_id: int
     below_seq: int
     mark: bytes
 

@@ -64,7 +64,7 @@ class SubjectKey(NamedTuple):
 class Remains(NamedTuple):
     """Work left by a destroyed key: remove a subject's messages below a sequence, by its mark."""
 
-    shard: int
+    shard_id: int
     mark: bytes
     below_seq: int
 
@@ -173,7 +173,7 @@ class SubjectKeys:
                 self._free += here[(found.states == EMPTY) | (found.states == FREE)].tolist()
                 for number in here[found.states == DESTROYED].tolist():
                     slot = self._file.slot(number)
-                    self.remains[number] = Remains(slot.shard, slot.mark, slot.below_seq)
+                    self.remains[number] = Remains(slot.shard_id, slot.mark, slot.below_seq)
             self._index = MarkIndex(np.concatenate(marks), np.concatenate(slots))
             # After the columns are complete: the journal may turn broken slots into destroyed ones,
             # so broken slots are counted only after it.
@@ -205,16 +205,16 @@ class SubjectKeys:
 
     # Finding -------------------------------------------------------------------------------------
 
-    def sealing(self, shard: int, subject: str) -> SubjectKey | None:
+    def sealing(self, shard_id: int, subject: str) -> SubjectKey | None:
         """The key that seals for a subject now; None if it has none. May read the file.
 
         Raises SubjectKeysDamagedError.
         """
         with self._lock:
-            key = self._sealing.get((shard, subject))
+            key = self._sealing.get((shard_id, subject))
             if key is not None:
                 return key
-            for number, slot in self._slots_of(shard, self._mark(shard, subject)):
+            for number, slot in self._slots_of(shard_id, self._mark(shard_id, subject)):
                 # An erasure is waiting for everything sealed with this key. A new publish gets a
                 # new key.
                 if number in self._retired:
@@ -223,7 +223,7 @@ class SubjectKeys:
                 # it.
                 self._condemned.discard(number)
                 key = self._in_use(number, slot)
-                self._sealing.put((shard, subject), key)
+                self._sealing.put((shard_id, subject), key)
                 return key
         return None
 
@@ -285,17 +285,17 @@ class SubjectKeys:
             raise SubjectKeysDamagedError(self.trouble or f"{SUBJECT_KEYS_NAME} is missing")
         return self._file
 
-    def _mark(self, shard: int, subject: str) -> bytes:
-        text = shard.to_bytes(4, "little") + subject.encode()
+    def _mark(self, shard_id: int, subject: str) -> bytes:
+        text = shard_id.to_bytes(4, "little") + subject.encode()
         return blake2b(text, digest_size=MARK_BYTES, key=self._needed().mark_key).digest()
 
-    def _slots_of(self, shard: int, mark: bytes) -> list[tuple[int, Slot]]:
+    def _slots_of(self, shard_id: int, mark: bytes) -> list[tuple[int, Slot]]:
         """The slots with live keys of the subject with a mark."""
         file = self._needed()
         found = [
             (number, file.slot(number))
             for number in self._index.find(prefix_of(mark))
-            if self._states[number] == LIVE and self._shards[number] == shard
+            if self._states[number] == LIVE and self._shards[number] == shard_id
         ]
         return [(number, slot) for number, slot in found if (slot.state, slot.mark) == (LIVE, mark)]
 
@@ -327,7 +327,7 @@ class SubjectKeys:
                 for number, slot in made:
                     # Only now, when the key is durable, can a message be sealed with it.
                     self._states[number] = LIVE
-                    self._live[slot.shard] += 1
+                    self._live[slot.shard_id] += 1
                     self._index.add(prefix_of(slot.mark), number)
 
     def _create(self) -> KeyFile:
@@ -339,8 +339,8 @@ class SubjectKeys:
 
     def _add_slots(self, wanted: Sequence[tuple[int, str]], made: list[tuple[int, Slot]]) -> None:
         """Add slots for those of ``wanted`` that have no key."""
-        for shard, subject in wanted:
-            if self.sealing(shard, subject) is not None:
+        for shard_id, subject in wanted:
+            if self.sealing(shard_id, subject) is not None:
                 continue
             # Freed slots first: the file grows only when all of its slots are in use.
             number = self._free.pop() if self._free else self._count
@@ -350,21 +350,21 @@ class SubjectKeys:
                 )
             self._grow(number + 1)
             self._generations[number] += 1
-            self._shards[number] = shard
+            self._shards[number] = shard_id
             generation = int(self._generations[number])
-            mark, key = self._mark(shard, subject), os.urandom(KEY_BYTES)
-            made.append((number, Slot(LIVE, generation, shard, 0, mark, key)))
+            mark, key = self._mark(shard_id, subject), os.urandom(KEY_BYTES)
+            made.append((number, Slot(LIVE, generation, shard_id, 0, mark, key)))
 
     # Destroying ----------------------------------------------------------------------------------
 
-    def retire(self, shard: int, subjects: Iterable[str]) -> list[int]:
+    def retire(self, shard_id: int, subjects: Iterable[str]) -> list[int]:
         """Return the slots of subjects; from now on their keys open and do not seal."""
         if self._file is None:
             return []
         found: list[int] = []
         for subject in subjects:
             with self._lock:
-                slots = self._slots_of(shard, self._mark(shard, subject))
+                slots = self._slots_of(shard_id, self._mark(shard_id, subject))
             found += [number for number, _ in slots]
         self.retire_slots(found)
         return found
@@ -397,15 +397,15 @@ class SubjectKeys:
         """Complete, durably, the destruction that a failed ``destroy`` may have left. Blocks."""
         with self._changing:
             doomed = [
-                Doomed(at, int(self._generations[at]), one.shard, one.below_seq, one.mark)
+                Doomed(at, int(self._generations[at]), one.shard_id, one.below_seq, one.mark)
                 for at, one in sorted(self.remains.items())
             ]
             for start in range(0, len(doomed), JOURNAL_MAX):
                 self._overwrite(self._needed(), doomed[start : start + JOURNAL_MAX])
 
     def _doomed(self, file: KeyFile, number: int, below_seq: int) -> Doomed:
-        shard, generation = int(self._shards[number]), int(self._generations[number])
-        return Doomed(number, generation, shard, below_seq, file.slot(number).mark)
+        shard_id, generation = int(self._shards[number]), int(self._generations[number])
+        return Doomed(number, generation, shard_id, below_seq, file.slot(number).mark)
 
     def _overwrite(self, file: KeyFile, doomed: Sequence[Doomed]) -> None:
         with self._lock:
@@ -421,7 +421,7 @@ class SubjectKeys:
         file.sync()
         file.write(
             [
-                (one.slot, Slot(DESTROYED, one.generation, one.shard, one.below_seq, one.mark))
+                (one.slot, Slot(DESTROYED, one.generation, one.shard_id, one.below_seq, one.mark))
                 for one in doomed
             ]
         )
@@ -431,14 +431,14 @@ class SubjectKeys:
 
     def _give_up(self, one: Doomed) -> None:
         if self._states[one.slot] == LIVE:
-            self._live[one.shard] -= 1
+            self._live[one.shard_id] -= 1
             self._index.discard(prefix_of(one.mark), one.slot)
         self._states[one.slot] = DESTROYED
         self._generations[one.slot] = one.generation
-        self._shards[one.slot] = one.shard
+        self._shards[one.slot] = one.shard_id
         self._retired.discard(one.slot)
         self._condemned.discard(one.slot)
-        self.remains[one.slot] = Remains(one.shard, one.mark, one.below_seq)
+        self.remains[one.slot] = Remains(one.shard_id, one.mark, one.below_seq)
 
     def finish(self, slots: Iterable[int]) -> None:
         """Free the slots once their messages are gone, so that they can have other keys.
@@ -461,20 +461,20 @@ class SubjectKeys:
 
     def live(self) -> Mapping[int, int]:
         """Number of live keys of each shard."""
-        return {shard: count for shard, count in list(self._live.items()) if count}
+        return {shard_id: count for shard_id, count in list(self._live.items()) if count}
 
-    def slots_of_shard(self, shard: int) -> list[int]:
+    def slots_of_shard(self, shard_id: int) -> list[int]:
         """The slots with live keys of a shard."""
         with self._lock:
-            mine = (self._shards[: self._count] == shard) & (self._states[: self._count] == LIVE)
+            mine = (self._shards[: self._count] == shard_id) & (self._states[: self._count] == LIVE)
             found: list[int] = np.flatnonzero(mine).tolist()
             return found
 
-    def slots_of_subjects(self, shard: int, subjects: Sequence[str]) -> set[int]:
+    def slots_of_subjects(self, shard_id: int, subjects: Sequence[str]) -> set[int]:
         """The slots that subjects of a shard may have, found by their marks' prefixes."""
         with self._lock:
             return self._index.find_many(
-                [prefix_of(self._mark(shard, subject)) for subject in subjects]
+                [prefix_of(self._mark(shard_id, subject)) for subject in subjects]
             )
 
     def condemn(self, slots: Iterable[int]) -> None:
@@ -489,15 +489,15 @@ class SubjectKeys:
             return [number for number in slots if number in self._condemned]
 
     def remains_of(
-        self, shard: int, subjects: Iterable[str], slots: Iterable[int]
+        self, shard_id: int, subjects: Iterable[str], slots: Iterable[int]
     ) -> list[tuple[int, str]]:
         """The work that destroyed ``slots`` left for some subjects: (below_seq, subject)."""
         below: dict[bytes, int] = {}
         for number in slots:
             one = self.remains.get(number)
-            if one is not None and one.shard == shard:
+            if one is not None and one.shard_id == shard_id:
                 below[one.mark] = max(one.below_seq, below.get(one.mark, 0))
-        marks = ((self._mark(shard, subject), subject) for subject in subjects)
+        marks = ((self._mark(shard_id, subject), subject) for subject in subjects)
         return [(below[mark], subject) for mark, subject in marks if mark in below]
 
     def close(self) -> None:

@@ -330,54 +330,54 @@ class BlockStore:
         self._discards = 0
         self._lock = threading.Lock()
 
-    def directory(self, shard: int) -> Directory:
+    def directory(self, shard_id: int) -> Directory:
         """The shard's directory to read from; an empty one if the shard has no blocks, or is gone.
 
         Asking for it does not make one: somebody may still read a shard that was dropped.
         """
-        return self.directories.get(shard, self._no_directory)
+        return self.directories.get(shard_id, self._no_directory)
 
-    def _make_directory(self, shard: int) -> Directory:
+    def _make_directory(self, shard_id: int) -> Directory:
         """The shard's directory to add blocks to."""
-        found = self.directories.get(shard)
+        found = self.directories.get(shard_id)
         if found is None:  # no `setdefault`: making a directory costs as much as a small read
-            found = self.directories[shard] = Directory(self._page_blocks)
+            found = self.directories[shard_id] = Directory(self._page_blocks)
         return found
 
-    def load_directory(self, shard: int, pages: Rows, rows: Rows) -> None:
+    def load_directory(self, shard_id: int, pages: Rows, rows: Rows) -> None:
         """Load a directory from its pages and its index rows."""
-        self._make_directory(shard).take_up(StoredDirectory(pages, rows, self._page_blocks))
+        self._make_directory(shard_id).take_up(StoredDirectory(pages, rows, self._page_blocks))
 
-    def add(self, shard: int, block: Block) -> BlockSpan:
+    def add(self, shard_id: int, block: Block) -> BlockSpan:
         """Add a block that was just appended; memory serves it until :meth:`written`."""
         span = span_of(block)
-        self._make_directory(shard).append(span)
-        self._unwritten[shard, block.base_seq] = block
+        self._make_directory(shard_id).append(span)
+        self._unwritten[shard_id, block.base_seq] = block
         return span
 
-    def written(self, shard: int, block: Block) -> None:
+    def written(self, shard_id: int, block: Block) -> None:
         """Note that the block is in the store; move it to the cache."""
         # `is`: a rewritten or merged block may have taken this place since. That one is still
         # unwritten.
-        if self._unwritten.get((shard, block.base_seq)) is block:
-            del self._unwritten[shard, block.base_seq]
+        if self._unwritten.get((shard_id, block.base_seq)) is block:
+            del self._unwritten[shard_id, block.base_seq]
         # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
-        if shard in self.directories:
-            self._remember((shard, block.base_seq), block, replace=True)
+        if shard_id in self.directories:
+            self._remember((shard_id, block.base_seq), block, replace=True)
 
-    def overlay(self, shard: int, block: Block) -> None:
+    def overlay(self, shard_id: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
         # A read that began before may return the old content. It must not be cached after this.
         self._discards += 1
-        self._unwritten[shard, block.base_seq] = block
+        self._unwritten[shard_id, block.base_seq] = block
 
-    def overlay_joined(self, shard: int, parts: Iterable[Block], joined: Block) -> None:
+    def overlay_joined(self, shard_id: int, parts: Iterable[Block], joined: Block) -> None:
         """Serve ``joined`` instead of its ``parts``, none of which will be written."""
         # The parts were joined before the writer took them, so only the joined block is ever in the
         # store.
         for part in parts:
-            del self._unwritten[shard, part.base_seq]
-        self._unwritten[shard, joined.base_seq] = joined
+            del self._unwritten[shard_id, part.base_seq]
+        self._unwritten[shard_id, joined.base_seq] = joined
 
     def take_over(self, fresh: "BlockStore", keeps: Callable[[int], bool]) -> None:
         """Take all shards from ``fresh``, except those for which ``keeps`` is true.
@@ -393,55 +393,57 @@ class BlockStore:
         directories = {number: one for number, one in self.directories.items() if keeps(number)}
         self.directories = directories | fresh.directories
 
-    def discard(self, shard: int, base_seq: int) -> None:
+    def discard(self, shard_id: int, base_seq: int) -> None:
         """Remove the block from the cache: it was removed or replaced."""
         with self._lock:
             self._discards += 1
-            cached = self._cache.pop((shard, base_seq), None)
+            cached = self._cache.pop((shard_id, base_seq), None)
             self._cache_bytes -= cached[1] if cached is not None else 0
 
-    def forget(self, shard: int) -> None:
+    def forget(self, shard_id: int) -> None:
         """Forget a shard that was dropped: its directory and its cached blocks.
 
         Unwritten blocks stay until :meth:`written`: jobs on their way to the store refer to them.
         """
-        self.directories.pop(shard, None)
+        self.directories.pop(shard_id, None)
         with self._lock:
             self._discards += 1
-            for key in [key for key in self._cache if key[0] == shard]:
+            for key in [key for key in self._cache if key[0] == shard_id]:
                 self._cache_bytes -= self._cache.pop(key)[1]
 
-    def load(self, shard: int, base_seq: int) -> Block:
+    def load(self, shard_id: int, base_seq: int) -> Block:
         """Return the block with ``base_seq`` from memory, else from the store (blocking).
 
         Raises one of UNREADABLE, or the store's error.
         """
-        key = (shard, base_seq)
+        key = (shard_id, base_seq)
         # Memory first: a block that waits for the writer is not in the store, or there in an older
         # form.
         block = self._recall(key)
         if block is None:
             discards = self._discards
-            (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard, base_seq)])
-            block = _decoded(shard, base_seq, data)
+            (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard_id, base_seq)])
+            block = _decoded(shard_id, base_seq, data)
             if discards == self._discards:  # otherwise the block may have been replaced meanwhile
                 self._remember(key, block, replace=False)
         return block
 
-    def load_run(self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]) -> Block:
+    def load_run(
+        self, shard_id: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
+    ) -> Block:
         """Return the first of the blocks; read the others into the cache for the next calls.
 
         As :meth:`load_each`, but raises the error of the first block.
         """
         # Only the first block must be readable. The others are read in advance, and report their
         # own damage when somebody asks for them.
-        first = self.load_each(shard, base_seqs, last_times_ns)[0]
+        first = self.load_each(shard_id, base_seqs, last_times_ns)[0]
         if isinstance(first, Exception):
             raise first
         return first
 
     def load_each(
-        self, shard: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
+        self, shard_id: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
     ) -> list[Block | Exception]:
         """Return each block, or one of UNREADABLE in the place of a block that cannot be read.
 
@@ -450,16 +452,16 @@ class BlockStore:
         store's other errors.
         """
         discards = self._discards
-        found: list[Block | Exception] = list(self._unverified(shard, base_seqs))
+        found: list[Block | Exception] = list(self._unverified(shard_id, base_seqs))
         doubtful = [
             at
             for at, (block, time_ns) in enumerate(zip(found, last_times_ns, strict=True))
             if not (isinstance(block, Block) and int(block.times_ns[-1]) == time_ns)
         ]
         again = [base_seqs[at] for at in doubtful]
-        for at, data in zip(doubtful, self._stored(shard, again), strict=True):
+        for at, data in zip(doubtful, self._stored(shard_id, again), strict=True):
             try:
-                found[at] = _decoded(shard, base_seqs[at], data)
+                found[at] = _decoded(shard_id, base_seqs[at], data)
             except UNREADABLE as error:
                 found[at] = error
         if discards == self._discards:
@@ -467,11 +469,11 @@ class BlockStore:
             # others.
             for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
                 if isinstance(block, Block):
-                    self._remember((shard, base_seq), block, replace=False)
+                    self._remember((shard_id, base_seq), block, replace=False)
         return found
 
-    def _unverified(self, shard: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
-        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
+    def _unverified(self, shard_id: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
+        wanted = [keys.large_key(keys.BLOCK, shard_id, base_seq) for base_seq in base_seqs]
         try:
             values = self._source.get_unverified(wanted)
         except StoreCorruptError as error:
@@ -479,12 +481,12 @@ class BlockStore:
             return
         for base_seq, data in zip(base_seqs, values, strict=True):
             try:
-                yield _decoded(shard, base_seq, data)
+                yield _decoded(shard_id, base_seq, data)
             except UNREADABLE as error:
                 yield error
 
-    def _stored(self, shard: int, base_seqs: Sequence[int]) -> list[_Stored]:
-        wanted = [keys.large_key(keys.BLOCK, shard, base_seq) for base_seq in base_seqs]
+    def _stored(self, shard_id: int, base_seqs: Sequence[int]) -> list[_Stored]:
+        wanted = [keys.large_key(keys.BLOCK, shard_id, base_seq) for base_seq in base_seqs]
         try:
             return [*self._source.get_once(wanted)]
         except StoreCorruptError:
@@ -496,45 +498,45 @@ class BlockStore:
         except StoreCorruptError as error:
             return error
 
-    def recall(self, shard: int, base_seq: int) -> Block | None:
+    def recall(self, shard_id: int, base_seq: int) -> Block | None:
         """The block if it is in memory."""
-        return self._recall((shard, base_seq))
+        return self._recall((shard_id, base_seq))
 
-    def load_many(self, shard: int, base_seqs: Sequence[int]) -> list[Block]:
+    def load_many(self, shard_id: int, base_seqs: Sequence[int]) -> list[Block]:
         """Return blocks for a scan, which bypasses the cache (blocking; errors as :meth:`load`)."""
         # Not the cache: a scan reads everything once, and would evict the blocks that requests
         # need.
-        found = {base: self._unwritten.get((shard, base)) for base in base_seqs}
+        found = {base: self._unwritten.get((shard_id, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
         values = self._source.get_once(
-            [keys.large_key(keys.BLOCK, shard, base) for base in missing]
+            [keys.large_key(keys.BLOCK, shard_id, base) for base in missing]
         )
         for base, data in zip(missing, values, strict=True):
             if data is None:
-                raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
+                raise BlockMissingError(f"block {base} of shard {shard_id} is not in the store")
             found[base] = decode_block(data, BLOCK_CODECS)
         return [block for block in found.values() if block is not None]
 
-    def view_surely(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+    def view_surely(self, shard_id: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`load_many`, but as views, for scans that copy most bytes unchanged."""
-        return self._views(shard, base_seqs, self._source.get_once)
+        return self._views(shard_id, base_seqs, self._source.get_once)
 
-    def view_many(self, shard: int, base_seqs: Sequence[int]) -> list[BlockView]:
+    def view_many(self, shard_id: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`view_surely`, but only the blocks' own checksums are checked.
 
         A damaged table may lead to no block or to the wrong one: the caller compares the content.
         """
-        return self._views(shard, base_seqs, self._source.get_unverified)
+        return self._views(shard_id, base_seqs, self._source.get_unverified)
 
     def _views(
         self,
-        shard: int,
+        shard_id: int,
         base_seqs: Sequence[int],
         get: Callable[[Sequence[bytes]], list[bytes | None]],
     ) -> list[BlockView]:
-        held = [self._unwritten.get((shard, base)) for base in base_seqs]
+        held = [self._unwritten.get((shard_id, base)) for base in base_seqs]
         missing = [base for base, block in zip(base_seqs, held, strict=True) if block is None]
-        values = iter(get([keys.large_key(keys.BLOCK, shard, base) for base in missing]))
+        values = iter(get([keys.large_key(keys.BLOCK, shard_id, base) for base in missing]))
         views: list[BlockView] = []
         for base, block in zip(base_seqs, held, strict=True):
             if block is not None:
@@ -542,7 +544,7 @@ class BlockStore:
                 continue
             data = next(values)
             if data is None:
-                raise BlockMissingError(f"block {base} of shard {shard} is not in the store")
+                raise BlockMissingError(f"block {base} of shard {shard_id} is not in the store")
             views.append(view_block(data, BLOCK_CODECS))
         return views
 
@@ -572,25 +574,25 @@ class BlockStore:
                 self._cache_bytes -= freed
 
 
-def _decoded(shard: int, base_seq: int, data: _Stored) -> Block:
+def _decoded(shard_id: int, base_seq: int, data: _Stored) -> Block:
     if isinstance(data, StoreCorruptError):
         raise data
     if data is None:
-        raise BlockMissingError(f"block {base_seq} of shard {shard} is not in the store")
+        raise BlockMissingError(f"block {base_seq} of shard {shard_id} is not in the store")
     return decode_block(data, BLOCK_CODECS)
 
 
 class ShardFacts:
     """The facts port of one shard's machine; reads from the block store."""
 
-    def __init__(self, blocks: BlockStore, shard: int) -> None:
+    def __init__(self, blocks: BlockStore, shard_id: int) -> None:
         self._blocks = blocks
-        self._shard = shard
+        self._shard_id = shard_id
 
     def facts_at(self, seq: int) -> MessageFacts:
         """Facts of the block that holds ``seq``; raises one of UNREADABLE, or the store's error."""
-        directory = self._blocks.directory(self._shard)
+        directory = self._blocks.directory(self._shard_id)
         position = directory.position(seq)
         if position == len(directory) or directory.base_seq(position) > seq:
-            raise BlockMissingError(f"no block of shard {self._shard} holds sequence {seq}")
-        return facts_of(self._blocks.load(self._shard, directory.base_seq(position)))
+            raise BlockMissingError(f"no block of shard {self._shard_id} holds sequence {seq}")
+        return facts_of(self._blocks.load(self._shard_id, directory.base_seq(position)))

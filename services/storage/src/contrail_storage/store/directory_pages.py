@@ -113,11 +113,11 @@ class StoredDirectory:
             yield base_seq, INDEX_ROW.pack(*rest)
 
 
-def page_rows(shard: int, at: PageRange, pages: Rows, rows: Rows) -> list[Row]:
+def page_rows(shard_id: int, at: PageRange, pages: Rows, rows: Rows) -> list[Row]:
     """Return the changes that replace stored ``pages`` and ``rows`` within ``at`` by one page."""
-    low = keys.large_key(keys.BLOCK_INDEX, shard, at.start)
-    high = keys.large_key(keys.BLOCK_INDEX, shard, at.stop)
-    key = keys.large_key(keys.BLOCK_PAGE, shard, at.start)
+    low = keys.large_key(keys.BLOCK_INDEX, shard_id, at.start)
+    high = keys.large_key(keys.BLOCK_INDEX, shard_id, at.stop)
+    key = keys.large_key(keys.BLOCK_PAGE, shard_id, at.start)
     listed = np.concatenate([np.empty(0, _SPAN), *(_decode(page)[1] for _, page in pages)])
     over = {keys.last_number(row_key, 8): value for row_key, value in rows}
     spans = _overlaid(listed, over)

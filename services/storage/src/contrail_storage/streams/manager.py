@@ -65,7 +65,7 @@ class StreamManager:
         self._encrypts = encrypts
         # Names, shards and stages of the streams; changed by `_meta_log` only.
         self._meta = meta
-        # By number; shared with the applier, which changes it.
+        # By id; shared with the applier, which changes it.
         self._shards = shards
         # Accepts changes of `_meta`.
         self._meta_log = meta_log
@@ -118,7 +118,9 @@ class StreamManager:
         known = self._streams.pop(name, None)
         if entry is None or entry.stage != "listed":
             return None
-        shards = [self._shards[number] for number in entry.numbers if number in self._shards]
+        shards = [
+            self._shards[shard_id] for shard_id in entry.shard_ids if shard_id in self._shards
+        ]
         if len(shards) < entry.shards or not shards[0].machine.exists:
             return None
         if known is not None and known.shards == shards:
@@ -134,7 +136,7 @@ class StreamManager:
         lost = (
             entry is not None
             and entry.stage == "listed"
-            and any(number not in self._shards for number in entry.numbers)
+            and any(shard_id not in self._shards for shard_id in entry.shard_ids)
         )
         if lost and not self._renewed:
             return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
@@ -161,15 +163,15 @@ class StreamManager:
             return False
         entry = self._meta.streams.get(record.config.name)
         stream = self._current(record.config.name, entry)
-        return stream is not None and number in stream.entry.numbers
+        return stream is not None and number in stream.entry.shard_ids
 
-    def shard_numbers(self) -> set[int]:
-        """Numbers of the shards of all listed streams."""
-        return {number for stream in self.listed() for number in stream.entry.numbers}
+    def listed_shard_ids(self) -> set[int]:
+        """Ids of the shards of all listed streams."""
+        return {shard_id for stream in self.listed() for shard_id in stream.entry.shard_ids}
 
-    def taken_numbers(self) -> set[int]:
-        """Shard numbers of all streams, including those half made or not completely removed."""
-        return {number for entry in self._meta.streams.values() for number in entry.numbers}
+    def taken_shard_ids(self) -> set[int]:
+        """Shard ids of all streams, including those half made or not completely removed."""
+        return {shard_id for entry in self._meta.streams.values() for shard_id in entry.shard_ids}
 
     def route(self, subject: str) -> Stream:
         """Return the listed stream that captures a literal subject (NO_STREAM_FOR_SUBJECT)."""
@@ -207,7 +209,7 @@ class StreamManager:
                 _check(given, None, same=False)
                 check_stream_create(config)
                 return await self._create(config), True
-            shard = self._shards[entry.shard]
+            shard = self._shards[entry.shard_id]
             record = shard.machine.record
             assert record is not None
             _check(given, record.version, same=record.config == config)
@@ -227,8 +229,8 @@ class StreamManager:
 
     async def _create(self, config: StreamConfig) -> StreamInfo:
         incarnation = secrets.token_hex(8)
-        number = await self._reserve(config, incarnation)
-        await self._configure(number, config, incarnation)
+        shard_id = await self._reserve(config, incarnation)
+        await self._configure(shard_id, config, incarnation)
         with begun():
             await self._propagate(self._meta.streams[config.name])
             await self._list(config, config.subjects, incarnation)
@@ -236,25 +238,27 @@ class StreamManager:
 
     async def _propagate(self, entry: StreamEntry) -> None:
         """Give the configuration of the first shard, which decides, to shards that lack it."""
-        record = self._shards[entry.shard].machine.record
+        record = self._shards[entry.shard_id].machine.record
         assert record is not None
-        behind = [number for number in entry.numbers[1:] if not self._has_config(entry, number)]
+        behind = [
+            shard_id for shard_id in entry.shard_ids[1:] if not self._has_config(entry, shard_id)
+        ]
 
-        async def configure(number: int) -> None:
+        async def configure(shard_id: int) -> None:
             command = cmd.ConfigureStream(
                 record.config,
                 record.incarnation,
                 record.hash_key,
-                number - entry.shard,
+                shard_id - entry.shard_id,
                 record.version,
             )
-            expect(await self._shard_log.command(number, command), Done)
+            expect(await self._shard_log.command(shard_id, command), Done)
 
         await asyncio.gather(*map(configure, behind))
 
-    def _has_config(self, entry: StreamEntry, number: int) -> bool:
+    def _has_config(self, entry: StreamEntry, shard_id: int) -> bool:
         """Whether a shard has the first shard's configuration, as of the same change."""
-        first, shard = self._shards.get(entry.shard), self._shards.get(number)
+        first, shard = self._shards.get(entry.shard_id), self._shards.get(shard_id)
         if first is None or shard is None or first.machine.record is None:
             return False
         record = shard.machine.record
@@ -263,19 +267,19 @@ class StreamManager:
             and record.config == first.machine.record.config
         )
 
-    async def _configure(self, number: int, config: StreamConfig, incarnation: str) -> None:
+    async def _configure(self, shard_id: int, config: StreamConfig, incarnation: str) -> None:
         """Create the stream of a shard that has none."""
         hash_key = secrets.token_bytes(HASH_KEY_BYTES)
         given = cmd.Precondition(create=True)
         configure = cmd.ConfigureStream(config, incarnation, hash_key, given=given)
-        expect(await self._shard_log.command(number, configure), Done)
+        expect(await self._shard_log.command(shard_id, configure), Done)
 
     async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
         in_memory = config.storage == "memory"
         reserve = cmd.ReserveStream(
             config.name, config.subjects, incarnation, config.shards, in_memory
         )
-        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard
+        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard_id
 
     async def _update(
         self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
@@ -288,7 +292,7 @@ class StreamManager:
             await self._list(record.config, both, record.incarnation)
         given = msgspec.structs.replace(given, update=True)
         configure = cmd.ConfigureStream(config, record.incarnation, record.hash_key, given=given)
-        result = await self._shard_log.command(entry.shard, configure)
+        result = await self._shard_log.command(entry.shard_id, configure)
         if isinstance(result, Refused):
             with suppress(ApiError):  # if it fails, the next change or start releases the subjects
                 await self._reconciled(config.name)
@@ -301,8 +305,8 @@ class StreamManager:
 
     async def _enforce_config(self, entry: StreamEntry) -> None:
         """Remove the messages that a stream's configuration no longer allows."""
-        for number in entry.numbers:
-            shard = self._shards[number]
+        for shard_id in entry.shard_ids:
+            shard = self._shards[shard_id]
             if shard.machine.over_limits:
                 await self.removals.enforce_limits(shard)
             await self.removals.enforce_interest(shard)
@@ -318,11 +322,11 @@ class StreamManager:
         """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
         async with self._lock:
             entry = self.stream(name).entry
-            record = self._shards[entry.shard].machine.record
+            record = self._shards[entry.shard_id].machine.record
             assert record is not None
             # The shard decides, because it knows the version. After this command it has no stream.
             drop = cmd.DropStream(record.incarnation, if_match)
-            expect(await self._shard_log.command(entry.shard, drop), Done)
+            expect(await self._shard_log.command(entry.shard_id, drop), Done)
             with begun():
                 await self._drop(entry)
 
@@ -330,8 +334,8 @@ class StreamManager:
         """Finish the removal of a stream, wherever it stopped."""
         unlist = cmd.UnlistStream(entry.name, entry.incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
-        for number in entry.numbers:
-            await self._shard_log.command(number, cmd.DropStream())
+        for shard_id in entry.shard_ids:
+            await self._shard_log.command(shard_id, cmd.DropStream())
         release = cmd.ReleaseStream(entry.name, entry.incarnation)
         expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
         self._streams.pop(entry.name, None)  # nobody may ask for it again
@@ -363,10 +367,10 @@ class StreamManager:
 
     def _is_whole(self, entry: StreamEntry) -> bool:
         """Whether the stream is listed under exactly the subjects that all its shards capture."""
-        first = self._shards.get(entry.shard)
+        first = self._shards.get(entry.shard_id)
         if entry.stage != "listed" or first is None or not first.machine.exists:
             return False
-        if not all(self._has_config(entry, number) for number in entry.numbers[1:]):
+        if not all(self._has_config(entry, number) for number in entry.shard_ids[1:]):
             return False
         config = first.machine.config
         return set(entry.subjects) == set(config.subjects) and entry.config in (None, config)
@@ -376,8 +380,8 @@ class StreamManager:
         lost = [
             entry
             for entry in self._meta.streams.values()
-            if entry.stage == "listed" and is_in_memory(entry.shard)
-            if entry.shard not in self._shards
+            if entry.stage == "listed" and is_in_memory(entry.shard_id)
+            if entry.shard_id not in self._shards
         ]
         for start in range(0, len(lost), _RENEWED_TOGETHER):
             await asyncio.gather(*map(self._renew, lost[start : start + _RENEWED_TOGETHER]))
@@ -387,18 +391,18 @@ class StreamManager:
         assert entry.config is not None
         incarnation = secrets.token_hex(8)
         renew = cmd.RenewStream(entry.name, incarnation, entry.incarnation)
-        number = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard
-        await self._configure(number, entry.config, incarnation)
+        shard_id = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard_id
+        await self._configure(shard_id, entry.config, incarnation)
         await self._propagate(self._meta.streams[entry.name])
 
     async def _reconcile(self, entry: StreamEntry) -> None:
-        shard = self._shards.get(entry.shard)
+        shard = self._shards.get(entry.shard_id)
         if entry.stage != "unlisted" and shard is not None and shard.machine.exists:
             await self._propagate(entry)
             config = shard.machine.config
             await self._list(config, config.subjects, entry.incarnation)
-            for number in entry.numbers:
-                await self.removals.enforce_limits(self._shards[number])
+            for shard_id in entry.shard_ids:
+                await self.removals.enforce_limits(self._shards[shard_id])
         else:
             await self._drop(entry)
 
@@ -412,20 +416,20 @@ class StreamManager:
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve the name and subjects of a stream; return its first shard (SUBJECT_OVERLAP)."""
+        """Reserve a stream's name and subjects; return the first shard id (SUBJECT_OVERLAP)."""
         check_stream_encryption(config, encrypts=self._encrypts)
         return await self._reserve(config, incarnation)
 
-    async def restore_part(self, number: int, part: cmd.RestorePart) -> None:
+    async def restore_part(self, shard_id: int, part: cmd.RestorePart) -> None:
         """Put a part into a reserved shard."""
-        expect(await self._shard_log.command(number, part), Done)
+        expect(await self._shard_log.command(shard_id, part), Done)
 
-    async def finish_restore(self, number: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
-        """Create the stream of shards that have all parts; ``number`` is the first shard."""
+    async def finish_restore(self, shard_id: int, finishes: list[cmd.FinishRestore]) -> StreamInfo:
+        """Create the stream of shards that have all parts; ``shard_id`` is that of the first."""
         config = finishes[0].header.config
         # The first shard decides and comes last: until then, a crash undoes the others.
-        for part in reversed(range(len(finishes))):
-            command = self._shard_log.command(number + part, finishes[part])
+        for shard in reversed(range(len(finishes))):
+            command = self._shard_log.command(shard_id + shard, finishes[shard])
             expect(await command, Done)
         with begun():
             await self._propagate(self._meta.streams[config.name])

@@ -71,7 +71,7 @@ class Removals:
         """Propose a command until nothing is left; return ``removed`` plus what it removed."""
         while True:
             with begun(removed > 0):
-                done = await self._shard_log.command(shard.machine.shard, command)
+                done = await self._shard_log.command(shard.machine.shard_id, command)
                 result = expect(done, Removed)
             removed += result.count
             # Each slice is applied by itself, so publishes and acks continue in between.
@@ -105,7 +105,7 @@ class Removals:
                 )
             previous_seq = await self._reader.previous_of_subject(shard, seq)
             command = cmd.DeleteMessage(seq, previous_seq)
-            expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+            expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
         # If the message was pending at a consumer, the consumer can take another one.
         shard.notify()
 
@@ -126,13 +126,13 @@ class Removals:
 
     async def _recheck_slice(self, shard: Shard) -> None:
         command = cmd.KeepInterest(_SLICE_MESSAGES)
-        expect(await self._shard_log.command(shard.machine.shard, command), Removed)
+        expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
 
     async def enforce_limits(self, shard: Shard) -> None:
         """Apply lowered limits at once: trim in slices until they hold."""
         machine = shard.machine
         while machine.exists:
             command = cmd.EnforceLimits(_SLICE_MESSAGES)
-            result = expect(await self._shard_log.command(machine.shard, command), Removed)
+            result = expect(await self._shard_log.command(machine.shard_id, command), Removed)
             if not result.more:
                 return

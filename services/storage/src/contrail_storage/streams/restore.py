@@ -220,7 +220,7 @@ class _Restore:
         if self._number is None:
             self._number = await self._streams.begin_restore(config, own)
         if config.erasure == "subject_key":
-            self._sealer = ArchiveSealer(self._keys, self._number + header.part)
+            self._sealer = ArchiveSealer(self._keys, self._number + header.shard)
 
     async def _log_part(self) -> None:
         assert self._number is not None
@@ -228,7 +228,7 @@ class _Restore:
         part = cmd.RestorePart(self._part, header.config.compression)
         self._part, self._part_bytes = [], 0
         # One part at a time: several parts in one entry would write the same rows of its index.
-        await self._streams.restore_part(self._number + header.part, part)
+        await self._streams.restore_part(self._number + header.shard, part)
 
     async def commit(self) -> StreamInfo:
         """Create the stream; ARCHIVE_INVALID when the archive is incomplete."""

@@ -202,9 +202,9 @@ def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessa
     """Add the shard number to messages of ``shard``, if their stream has several shards."""
     if shard.machine.record is None or shard.machine.config.shards == 1:
         return messages
-    part = shard.machine.part
+    number = shard.machine.shard
     return [
-        StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, part)
+        StoredMessage(one.seq, one.subject, one.time_ns, one.headers, one.payload, number)
         for one in messages
     ]
 
@@ -261,7 +261,7 @@ class _Merge:
     ) -> None:
         self._request = request
         self._begin = begin
-        self._concerned = {shard.machine.part for shard in concerned(shards, request.subject)}
+        self._concerned = {shard.machine.shard for shard in concerned(shards, request.subject)}
         count = len(self._concerned)
         asked = msgspec.structs.replace(
             request,
@@ -277,27 +277,27 @@ class _Merge:
         """Return messages up to the request's limits."""
         heads: list[tuple[int, int]] = []
         # Only shards that may have the subject; the position of the others stays.
-        for part in sorted(self._concerned):
-            await self._push(heads, part)
+        for number in sorted(self._concerned):
+            await self._push(heads, number)
         messages: list[StoredMessage] = []
         size = 0
         while heads and len(messages) < self._request.limit:
-            part = heads[0][1]
-            message = await self._runs[part].head()
+            number = heads[0][1]
+            message = await self._runs[number].head()
             assert message is not None
             size += message_size(message.headers, len(message.payload))
             if messages and size > self._request.max_bytes:
                 break
             heapq.heappop(heads)
-            messages.append(self._runs[part].take())
-            await self._push(heads, part)
+            messages.append(self._runs[number].take())
+            await self._push(heads, number)
         return messages
 
-    async def _push(self, heads: list[tuple[int, int]], part: int) -> None:
-        message = await self._runs[part].head()
+    async def _push(self, heads: list[tuple[int, int]], number: int) -> None:
+        message = await self._runs[number].head()
         if message is not None:
             # Equal times are ordered by shard, so every read of the range has the same order.
-            heapq.heappush(heads, (message.time_ns, part))
+            heapq.heappush(heads, (message.time_ns, number))
 
     def cursor(self) -> Cursor:
         """Return the cursor at which the next pass begins."""

@@ -88,8 +88,8 @@ def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
 def concerned(shards: Sequence[Shard], subject: str) -> list[Shard]:
     """The shards of a stream that can have messages of the filter ``subject`` ("": all)."""
     config = shards[0].config
-    part = shard_of_filter(subject or ">", config.shards, config.shard_by)
-    return list(shards) if part is None else [shards[part]]
+    number = shard_of_filter(subject or ">", config.shards, config.shard_by)
+    return list(shards) if number is None else [shards[number]]
 
 
 def check_purge(shards: Sequence[Shard], subject: str, up_to_seq: int, keep: int) -> list[Shard]:

@@ -58,12 +58,12 @@ class Snapshotter:
                 retry_after_s=5,
                 applied=False,
             )
-        numbers = [shard.machine.shard for shard in shards]
-        return self._stream(numbers, consumers=consumers)
+        shard_ids = [shard.machine.shard_id for shard in shards]
+        return self._stream(shard_ids, consumers=consumers)
 
-    async def _stream(self, numbers: list[int], *, consumers: bool) -> AsyncIterator[bytes]:
+    async def _stream(self, shard_ids: list[int], *, consumers: bool) -> AsyncIterator[bytes]:
         self._open += 1
-        chunks = self._chunks(numbers, consumers=consumers)
+        chunks = self._chunks(shard_ids, consumers=consumers)
         step: asyncio.Future[bytes | None] | None = None
         try:
             while True:
@@ -86,11 +86,11 @@ class Snapshotter:
             chunks.close()
             self._open -= 1
 
-    def _chunks(self, numbers: list[int], *, consumers: bool) -> Generator[bytes, None, None]:
+    def _chunks(self, shard_ids: list[int], *, consumers: bool) -> Generator[bytes, None, None]:
         """Yield the pieces of the archive, joined to chunks. Blocks."""
         held: list[bytes] = []
         size = 0
-        for piece in self._pieces(numbers, consumers=consumers):
+        for piece in self._pieces(shard_ids, consumers=consumers):
             held.append(piece)
             size += len(piece)
             if size >= _CHUNK_BYTES:
@@ -98,7 +98,7 @@ class Snapshotter:
                 held, size = [], 0
         yield b"".join(held)
 
-    def _pieces(self, numbers: list[int], *, consumers: bool) -> Iterator[bytes]:
+    def _pieces(self, shard_ids: list[int], *, consumers: bool) -> Iterator[bytes]:
         writer = ArchiveWriter()
         with self._store.view() as view:
 
@@ -106,18 +106,18 @@ class Snapshotter:
                 return view.scan(prefix, keys.prefix_end(prefix))
 
             first: StreamMachine | None = None
-            for number in numbers:
-                machine = StreamMachine.load(number, _NoFacts(), scan)
+            for shard_id in shard_ids:
+                machine = StreamMachine.load(shard_id, _NoFacts(), scan)
                 if machine.record is None:
                     raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
                 if first is None:
                     first = machine
                     yield writer.start()
                 _agree(first, machine)
-                deadlines = scan(keys.shard_key(keys.DEADLINE, number))
+                deadlines = scan(keys.shard_key(keys.DEADLINE, shard_id))
                 for record in state_records(machine, deadlines, consumers=consumers):
                     yield writer.record(record)
-                for _, stored in scan(keys.shard_key(keys.BLOCK, number)):
+                for _, stored in scan(keys.shard_key(keys.BLOCK, shard_id)):
                     block = block_record(machine, decode_block(stored, BLOCK_CODECS), self._opened)
                     if block is not None:
                         yield writer.record(block)

@@ -63,7 +63,7 @@ class Stream:
         """Its entry in the meta machine. Replaced when its subjects change."""
         self.shards = shards
         """All shards, in order of their numbers; never replaced."""
-        self.in_memory = is_in_memory(entry.shard)
+        self.in_memory = is_in_memory(entry.shard_id)
         """Whether the messages are kept only in memory."""
         self.leader = leader
         """Name of the node that serves it."""
@@ -151,7 +151,7 @@ class Stream:
             raise data_lost(shard)
         if content.expected:
             done = partial(self._last_ids.complete, shard, done)
-        self._append(shard.machine.shard, content, done)
+        self._append(shard.machine.shard_id, content, done)
 
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):

@@ -135,7 +135,7 @@ class Compactor:
         machine = shard.machine
         if not machine.exists or shard.damaged:
             return None
-        directory = self._blocks.directory(machine.shard)
+        directory = self._blocks.directory(machine.shard_id)
         position = directory.position(seq)
         if position >= len(directory):
             return None
@@ -152,21 +152,21 @@ class Compactor:
 
         The last block stays whole, so that the directory ends where the stream does.
         """
-        directory = self._blocks.directory(shard.machine.shard)
+        directory = self._blocks.directory(shard.machine.shard_id)
         runs = [run.base_seqs[0] for run in shard.small_runs.values()]
         last = directory.span(len(directory) - 1).base_seq
         return min(last, shard.applied_seq + 1, *runs)
 
     async def _reclaim(self, shard: Shard, found: _Alive) -> bool:
         """Drop or cut a block if that is worth it; False when it has changed meanwhile."""
-        span, number = found.span, shard.machine.shard
+        span, shard_id = found.span, shard.machine.shard_id
         live = found.messages
         if not live:
-            if self._applier.rewrite(number, span, []) is not None:
+            if self._applier.rewrite(shard_id, span, []) is not None:
                 self.counts.dropped += 1
                 self.counts.freed_bytes += span.bytes
             return True
-        known = self._emptied(number, span)
+        known = self._emptied(shard_id, span)
         # Half of what has content must be dead. Each rewrite then halves it at least, so a message
         # is rewritten about eleven times at most.
         if 2 * (span.count - live - known) < span.count - known:
@@ -179,20 +179,20 @@ class Compactor:
         await asyncio.sleep(span.bytes / self._bounds.bytes_s)
         return True
 
-    def _emptied(self, number: int, span: BlockSpan) -> int:
-        directory = self._blocks.directory(number)
+    def _emptied(self, shard_id: int, span: BlockSpan) -> int:
+        directory = self._blocks.directory(shard_id)
         return directory.emptied(directory.position(span.base_seq))
 
     async def _load(self, shard: Shard, span: BlockSpan) -> Block | None:
         """Return the block, or None if it was replaced. An unreadable one damages the shard."""
-        number = shard.machine.shard
-        block = self._blocks.recall(number, span.base_seq)
+        shard_id = shard.machine.shard_id
+        block = self._blocks.recall(shard_id, span.base_seq)
         # A block that is not written yet is in memory only; the store would not find it.
         if block is None or block.count != span.count:
             try:
-                [block] = await asyncio.to_thread(self._blocks.load_many, number, [span.base_seq])
+                [block] = await asyncio.to_thread(self._blocks.load_many, shard_id, [span.base_seq])
             except UNREADABLE as error:
-                if shard.machine.exists and self._blocks.directory(number).holds(span):
+                if shard.machine.exists and self._blocks.directory(shard_id).holds(span):
                     shard.damaged = f"block {span.base_seq}: {error}"
                     shard.notify()
                 return None
@@ -205,15 +205,15 @@ class Compactor:
 
         A block of the same size has no content to remove; this is noted, see ``emptied``.
         """
-        number, span = shard.machine.shard, found.span
+        shard_id, span = shard.machine.shard_id, found.span
         if not shard.machine.exists:
             return None
-        directory = self._blocks.directory(number)
+        directory = self._blocks.directory(shard_id)
         # The dead messages were empty before: a rewrite would change nothing, every time.
         if left[0].count == block.count and left[0].stored_bytes == block.stored_bytes:
             directory.note_emptied(span, span.count - found.messages)
             return None
-        job = self._applier.rewrite(number, span, left)
+        job = self._applier.rewrite(shard_id, span, left)
         for _, part in job.blocks if job is not None else ():
             at = part.base_seq - span.base_seq
             live = int(np.count_nonzero(found.live[at : at + part.count]))
@@ -240,7 +240,7 @@ class Compactor:
             seq = found.span.base_seq
             gone = found.span.count - found.messages
             # Every dead message of the block is known to be empty.
-            if gone == self._emptied(shard.machine.shard, found.span):
+            if gone == self._emptied(shard.machine.shard_id, found.span):
                 seq = found.span.end_seq
                 continue
             block = await self._load(shard, found.span)

@@ -118,7 +118,7 @@ class DueMessages:
         await self._until_written()
         rows = await asyncio.to_thread(self._due_rows, shard, from_ns, now_ns)
         # `apply` reads the facts of these messages: one block for each row in the worst case.
-        self._keep_few_blocks(machine.shard, rows)
+        self._keep_few_blocks(machine.shard_id, rows)
         if rows.keys:
             seqs = distinct(np.concatenate(rows.seqs))
             await self._propose(shard, await self._parts(shard, seqs), rows.keys)
@@ -126,9 +126,9 @@ class DueMessages:
         return machine.exists
 
     def _due_rows(self, shard: Shard, from_ns: int, now_ns: int) -> _Rows:
-        number = shard.machine.shard
-        start = keys.deadline_key(number, from_ns, 0)
-        stop = keys.prefix_end(keys.shard_key(keys.DEADLINE, number))
+        shard_id = shard.machine.shard_id
+        start = keys.deadline_key(shard_id, from_ns, 0)
+        stop = keys.prefix_end(keys.shard_key(keys.DEADLINE, shard_id))
         found = _Rows([], [], NO_DEADLINE)
         messages_left = _messages_max(shard)
         try:
@@ -146,9 +146,9 @@ class DueMessages:
             raise ApiError(errors.DATA_LOST, shard.damaged) from error
         return found
 
-    def _keep_few_blocks(self, number: int, rows: _Rows) -> None:
+    def _keep_few_blocks(self, shard_id: int, rows: _Rows) -> None:
         """Leave rows for the next slice that would make a command read more than 64 blocks."""
-        directory = self._blocks.directory(number)
+        directory = self._blocks.directory(shard_id)
         seen: set[int] = set()
         for at, (deadline_ns, first_seq) in enumerate(rows.keys):
             seen.add(directory.position(first_seq))
@@ -238,7 +238,7 @@ class DueMessages:
             previous,
             choice.marking.tobytes(),
         )
-        result = await self._shard_log.command(shard.machine.shard, command)
+        result = await self._shard_log.command(shard.machine.shard_id, command)
         shard.notify()  # a consumer whose pending messages were removed can take more
         return result if isinstance(result, Removed) else Removed(0)
 

@@ -134,7 +134,7 @@ class Erasures:
         record = cmd.RecordErasure(
             erasure_id,
             name,
-            tuple(shard.machine.shard for shard in shards),
+            tuple(shard.machine.shard_id for shard in shards),
             messages,
             [self._node_id],
             self._clock_ns(),
@@ -181,12 +181,12 @@ class Erasures:
 
     async def _delete_together(self, shard: Shard, seqs: list[int]) -> bool:
         """Delete ``seqs`` (descending) in about one entry; return whether any of them existed."""
-        number = shard.machine.shard
+        shard_id = shard.machine.shard_id
         live = [seq for seq in seqs if shard.machine.is_live(seq)]
         previous = [await self._reader.previous_of_subject(shard, seq) for seq in live]
         found = await asyncio.gather(
             *[
-                self._shard_log.command(number, cmd.DeleteMessage(seq, before))
+                self._shard_log.command(shard_id, cmd.DeleteMessage(seq, before))
                 for seq, before in zip(live, previous, strict=True)
             ],
             # All commands end before an error is raised: none is left without a reader of its
@@ -322,9 +322,9 @@ class Eraser:
             if one.erasure_id not in self._stuck or not any(map(self._damage, one.shards))
         ]
 
-    def _damage(self, number: int) -> str:
+    def _damage(self, shard_id: int) -> str:
         """The damage of a shard as a sentence; empty if it has none or does not exist."""
-        shard = self._shards.get(number)
+        shard = self._shards.get(shard_id)
         if shard is None or not shard.machine.exists or not shard.damaged:
             return ""
         return f"stream {shard.name} is damaged: {shard.damaged}"
@@ -337,11 +337,11 @@ class Eraser:
         pending = self._workable()
         # A store that fails and is reopened loses the rewritten blocks that it had not flushed.
         reopened = self._reopened()
-        numbers = sorted({number for one in pending for number in one.shards})
+        shard_ids = sorted({shard_id for one in pending for shard_id in one.shards})
         # Blocks first: rewritten tables and the new log segment must contain their new versions
         # only.
-        left = {number for number in numbers if not await self._empty(number)}
-        stored = [number for number in numbers if not is_in_memory(number)]
+        left = {shard_id for shard_id in shard_ids if not await self._empty(shard_id)}
+        stored = [shard_id for shard_id in shard_ids if not is_in_memory(shard_id)]
         if stored:  # shards in memory never had anything in a file
             # The log first: cutting it flushes the store, so that every row is in a table when the
             # tables are rewritten.
@@ -369,9 +369,9 @@ class Eraser:
         self.erasures.reasons[erasure.erasure_id] = reason
         _log.warning("erasure_put_off", erasure=erasure.erasure_id, error=reason)
 
-    async def _empty(self, number: int) -> bool:
+    async def _empty(self, shard_id: int) -> bool:
         """Remove the content of dead messages from a shard's blocks; False if one is unreadable."""
-        shard = self._shards.get(number)
+        shard = self._shards.get(shard_id)
         if shard is None or not shard.machine.exists:
             return True  # it has no current content
         return await self._compactor.empty(shard)
@@ -379,7 +379,7 @@ class Eraser:
 
 def _ranges(shards: list[int]) -> list[tuple[bytes, bytes]]:
     """Key ranges with present or past content of ``shards`` (ascending, at least one)."""
-    spans = [(number, number) for number in shards]
+    spans = [(shard_id, shard_id) for shard_id in shards]
     if len(spans) > _RANGES_MAX:
         # Rewriting also shards in between costs time. Many short ranges would cost more: each waits
         # for running compactions.

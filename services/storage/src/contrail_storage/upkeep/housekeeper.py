@@ -62,21 +62,21 @@ class Housekeeper:
         """Check all shards once."""
         now_ns = self._clock.now()
         for shard in in_memory_first(self._streams.shards()):
-            number = shard.machine.shard
+            shard_id = shard.machine.shard_id
             loop_s = asyncio.get_running_loop().time()
-            backoff, due_s = self._failing.get(number, (None, 0.0))
+            backoff, due_s = self._failing.get(shard_id, (None, 0.0))
             # A shard whose reads fail would otherwise delay every tick of all others.
             if loop_s < due_s:
                 continue
             try:
                 await self._check(shard, now_ns)
-                self._failing.pop(number, None)
+                self._failing.pop(shard_id, None)
             except StoreFailedError as error:
                 # The other shards continue, and this one is tried later: the disk may recover.
                 backoff = backoff or Backoff(TICK_S, _RETRY_MAX_S)
                 if backoff.failed(str(error)):
                     _log.warning("housekeeping_put_off", stream=shard.name, error=str(error))
-                self._failing[number] = backoff, loop_s + backoff.pause_s
+                self._failing[shard_id] = backoff, loop_s + backoff.pause_s
         self._consumers.close_gone()
         await self._consumers.drop_inactive()
 
@@ -114,5 +114,5 @@ class Housekeeper:
         more = True
         # A command removes a slice, so that publishes are applied in between.
         while more and shard.machine.exists:
-            result = await self._shard_log.command(shard.machine.shard, command)
+            result = await self._shard_log.command(shard.machine.shard_id, command)
             more = isinstance(result, Removed) and result.more

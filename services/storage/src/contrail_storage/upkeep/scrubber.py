@@ -101,7 +101,7 @@ class Scrubber:
         seq = 0
         while spans := self._next_spans(shard, seq):
             size = sum(span.bytes for span in spans)
-            broken = await asyncio.to_thread(self._broken, shard.machine.shard, spans)
+            broken = await asyncio.to_thread(self._broken, shard.machine.shard_id, spans)
             for span, why, block in broken:
                 # While the thread was reading, the block may have been merged, dropped or erased.
                 # Then the read failed for that reason, and nothing is damaged.
@@ -116,7 +116,7 @@ class Scrubber:
         """Return the next blocks from ``seq`` on that make a chunk."""
         if not shard.machine.exists:
             return []
-        directory = self._blocks.directory(shard.machine.shard)
+        directory = self._blocks.directory(shard.machine.shard_id)
         spans: list[BlockSpan] = []
         size = 0
         for position in range(directory.position(seq), len(directory)):
@@ -127,7 +127,7 @@ class Scrubber:
         return spans
 
     def _broken(
-        self, number: int, spans: list[BlockSpan]
+        self, shard_id: int, spans: list[BlockSpan]
     ) -> list[tuple[BlockSpan, str, Block | None]]:
         """Return the broken ones of ``spans``, each with the reason. Runs in a thread.
 
@@ -136,7 +136,7 @@ class Scrubber:
         broken: list[tuple[BlockSpan, str, Block | None]] = []
         for span in spans:
             try:
-                (block,) = self._blocks.load_many(number, [span.base_seq])
+                (block,) = self._blocks.load_many(shard_id, [span.base_seq])
             except UNREADABLE as error:
                 broken.append((span, str(error), None))
                 continue
@@ -166,17 +166,17 @@ class Scrubber:
         """Whether the directory still lists the block. It may have been merged or removed."""
         if not shard.machine.exists:
             return False
-        directory = self._blocks.directory(shard.machine.shard)
+        directory = self._blocks.directory(shard.machine.shard_id)
         position = directory.position(span.base_seq)
         return position < len(directory) and directory.span(position) == span
 
     async def _scrub_rows(self, shard: Shard) -> None:
-        number = shard.machine.shard
+        shard_id = shard.machine.shard_id
         for kind in keys.SHARD_KINDS:
             # Blocks were read as such: `_scrub_blocks` also checks what is inside them.
             if kind == keys.BLOCK:
                 continue
-            prefix = keys.shard_key(kind, number)
+            prefix = keys.shard_key(kind, shard_id)
             rows = self._rows.scan(prefix, keys.prefix_end(prefix))
             try:
                 while size := await asyncio.to_thread(_read, rows):

@@ -36,11 +36,11 @@ _log = structlog.get_logger("contrail.subject_keys")
 class Streams(Protocol):
     """The part of the stream manager that the shredder uses."""
 
-    def shard_numbers(self) -> set[int]:
+    def listed_shard_ids(self) -> set[int]:
         """Ids of the shards of all listed streams."""
         ...
 
-    def taken_numbers(self) -> set[int]:
+    def taken_shard_ids(self) -> set[int]:
         """Shard ids of all streams, also of those being created, restored or removed."""
         ...
 
@@ -140,7 +140,7 @@ class Shredder:
         names = [pattern]
         if is_wildcard(pattern):
             names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
-        slots = await asyncio.to_thread(self._keys.retire, shard.machine.shard, names)
+        slots = await asyncio.to_thread(self._keys.retire, shard.machine.shard_id, names)
         self._busy.update(slots)
         return slots
 
@@ -156,25 +156,25 @@ class Shredder:
 
     async def _barrier(self, shard: Shard) -> None:
         """Wait until everything that was proposed for a shard before is applied."""
-        await self._shard_log.command(shard.machine.shard, cmd.PurgeSubjects([], 0, 0))
+        await self._shard_log.command(shard.machine.shard_id, cmd.PurgeSubjects([], 0, 0))
 
     async def reconcile(self) -> None:
         """Purge messages whose keys were destroyed in an erasure that did not complete."""
         now_s = asyncio.get_running_loop().time()
-        damaged = {number for number, shard in self._shards.items() if shard.damaged}
+        damaged = {shard_id for shard_id, shard in self._shards.items() if shard.damaged}
         left = {
             at: one
             for at, one in self._keys.remains.items()
-            if at not in self._busy and not (at in self._stuck and one.shard in damaged)
+            if at not in self._busy and not (at in self._stuck and one.shard_id in damaged)
         }
         if not left or now_s < self._mend_at_s:
             return
         try:
             # First: the write that destroyed these keys may itself have failed.
             await asyncio.to_thread(self._keys.destroy_again)
-            for number in {one.shard for one in left.values()}:
-                slots = [at for at, one in left.items() if one.shard == number]
-                shard = self._shards.get(number)
+            for shard_id in {one.shard_id for one in left.values()}:
+                slots = [at for at, one in left.items() if one.shard_id == shard_id]
+                shard = self._shards.get(shard_id)
                 # Without its stream, a key leaves no work: the messages went with the stream.
                 if shard is not None and seals(shard):
                     if shard.damaged:
@@ -196,7 +196,7 @@ class Shredder:
         # Subjects are known by their marks only, and a mark cannot be reversed. So all names of the
         # shard are compared, a batch at a time.
         for some in _batches(names):
-            for below_seq, subject in self._keys.remains_of(machine.shard, some, slots):
+            for below_seq, subject in self._keys.remains_of(machine.shard_id, some, slots):
                 if below_seq:
                     await self._streams.removals.purge(
                         [shard], subject, below_seq, 0, shredded=True
@@ -227,23 +227,23 @@ class Shredder:
         keyed = self._keys.live()
         if not keyed:
             return
-        listed, taken = self._streams.shard_numbers(), self._streams.taken_numbers()
+        listed, taken = self._streams.listed_shard_ids(), self._streams.taken_shard_ids()
         now_s = asyncio.get_running_loop().time()
-        for number in keyed:
+        for shard_id in keyed:
             # The stream is gone for good. A stream that is being created or restored is not listed
             # yet, and its keys must stay.
-            if number not in taken:
-                await self._destroy(self._keys.slots_of_shard(number))
-                self._swept.pop(number, None)
+            if shard_id not in taken:
+                await self._destroy(self._keys.slots_of_shard(shard_id))
+                self._swept.pop(shard_id, None)
             # A snapshot reads messages that may be deleted by now, and opens them with their keys.
-            elif number in listed and not self._snapshots.is_reading:
-                shard = self._shards[number]
+            elif shard_id in listed and not self._snapshots.is_reading:
+                shard = self._shards[shard_id]
                 gone = shard.machine.counters.last_seq - shard.machine.counters.messages
-                seen, at_s = self._swept.get(number, (-1, now_s - sweep_s))
+                seen, at_s = self._swept.get(shard_id, (-1, now_s - sweep_s))
                 # Subjects lose their last message only when messages are removed.
                 if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
                     more = await self._sweep(shard)
-                    self._swept[number] = (-1 if more else gone, now_s)
+                    self._swept[shard_id] = (-1 if more else gone, now_s)
 
     async def _sweep(self, shard: Shard) -> bool:
         """Destroy the keys of subjects that had no messages in the last sweep and have none now.
@@ -253,8 +253,8 @@ class Shredder:
         """
         if not self._keys.exists:
             return False
-        number = shard.machine.shard
-        noted = self._keys.condemned(self._keys.slots_of_shard(number))
+        shard_id = shard.machine.shard_id
+        noted = self._keys.condemned(self._keys.slots_of_shard(shard_id))
         if noted:
             # Everything that was sealed before the last sweep noted these keys is applied now, so a
             # subject that has messages shows them.
@@ -262,9 +262,9 @@ class Shredder:
         names = [name for _, name in shard.machine.subjects.live()]
         needed: set[int] = set()
         for some in _batches(names):
-            needed |= self._keys.slots_of_subjects(number, some)
+            needed |= self._keys.slots_of_subjects(shard_id, some)
             await asyncio.sleep(0)
-        idle = set(self._keys.slots_of_shard(number)) - needed
+        idle = set(self._keys.slots_of_shard(shard_id)) - needed
         # Asked again: a publish may have sealed with a noted key during the loop above.
         doomed = self._keys.condemned(idle.intersection(noted))
         idle.difference_update(doomed)

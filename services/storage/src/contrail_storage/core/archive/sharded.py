@@ -1,6 +1,6 @@
 """Archives of streams with several shards: the records of one shard follow those of the other.
 
-Each shard begins with a header of its own, which has its number in the stream as ``part``.
+Each shard begins with a header of its own, which has its number in the stream as ``shard``.
 :class:`ArchiveCheck` checks each shard by itself. This module checks that the shards form one
 stream.
 """
@@ -21,14 +21,14 @@ class ShardedCheck:
         self._first: ArchiveHeader | None = None
         self._consumers: frozenset[str] | None = None
         self._current = ArchiveCheck()
-        self._part = 0
+        self._shard = 0
 
     def take(self, record: Record) -> None:
         """Check the next record. Raises ArchiveError at the first invalid record."""
         if record.kind == archive.HEADER and self._first is not None:
             self._finish_shard()
             self._current = ArchiveCheck()
-            self._part += 1
+            self._shard += 1
         self._current.take(record)
         if record.kind == archive.HEADER:
             self._take_header(self._current.header)
@@ -39,12 +39,12 @@ class ShardedCheck:
         """Check that no shard is missing. Raises ArchiveError."""
         self._finish_shard()
         assert self._first is not None
-        _need(self._part + 1 == self._first.config.shards, "a shard is missing")
+        _need(self._shard + 1 == self._first.config.shards, "a shard is missing")
 
     def _take_header(self, header: ArchiveHeader) -> None:
         self._first = first = self._first or header
         _need(
-            self._part < first.config.shards and header.part == self._part,
+            self._shard < first.config.shards and header.shard == self._shard,
             "the order or number of shards",
         )
         _need(header.config == first.config, "the configurations of the shards differ")
@@ -56,7 +56,7 @@ class ShardedCheck:
         config = self._first.config
         # A subject in the wrong shard would never be found again: reads compute its shard too.
         found = shards_of(names, config.shards, config.shard_by)
-        _need(bool((found == np.uint32(self._part)).all()), "the shard of a subject")
+        _need(bool((found == np.uint32(self._shard)).all()), "the shard of a subject")
 
     def _finish_shard(self) -> None:
         self._current.finish()

@@ -38,7 +38,7 @@ Verdicts = dict[int, Refused | int]
 def append(state: ShardState, step: Step, command: Append) -> Result:
     """Store the messages that pass the checks."""
     # Own limits: in a stream of several shards, each has its share.
-    config = state.own_config
+    config = state.shard_config
     if config.sealed:
         return Refused(errors.STREAM_SEALED.code)
     if not command.is_sound():
@@ -48,12 +48,12 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
         return Refused(errors.ATOMIC_DISABLED.code)
     appended, block = _append(state, step, config, command)
     if block is not None:
-        step.writes.blocks.append((state.shard, block))
+        step.writes.blocks.append((state.shard_id, block))
         if config.max_msgs_per_subject >= 0 or state.is_over(config):
             # This may remove messages of the new block itself: their facts are in `fresh`.
             limits.enforce(state, step, config, block.subject_ids)
     # Without a block, sequences may still have been given to messages that nobody wants.
-    if block is not None or state.shard in step.writes.reached:
+    if block is not None or state.shard_id in step.writes.reached:
         state.write_counters(step.writes)
     return appended
 
@@ -69,8 +69,8 @@ def append_own(state: ShardState, step: Step, command: Append) -> None:
     block = _store(state, step, command, columns, subject_index, columns.sizes())
     ttl.note(state, step, command.ttls or {}, first_seq)
     state.counters.last_id = NO_ID
-    step.writes.blocks.append((state.shard, block))
-    limits.enforce(state, step, state.own_config, block.subject_ids)
+    step.writes.blocks.append((state.shard_id, block))
+    limits.enforce(state, step, state.shard_config, block.subject_ids)
 
 
 def _append(
@@ -220,7 +220,7 @@ def _store_wanted(
     _count(state, step, count, len(positions), size, payload)
     # After counting: the head moves past the unwanted messages only if their sequences are used.
     deletion.leave_out(state, np.flatnonzero(~wanted) + first_seq, step.writes)
-    step.writes.reached[state.shard] = state.counters.last_seq
+    step.writes.reached[state.shard_id] = state.counters.last_seq
     return block
 
 

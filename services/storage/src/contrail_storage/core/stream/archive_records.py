@@ -56,7 +56,7 @@ def header_of(state: ShardState) -> ArchiveHeader:
         next_consumer=record.next_consumer_id,
         keep_from=counters.keep_from,
         keep_to=counters.keep_to,
-        part=record.part,
+        shard=record.shard,
         loss=state.loss,
     )
 

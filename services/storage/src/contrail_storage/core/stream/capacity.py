@@ -55,7 +55,7 @@ class CapacityCheck:
         self, state: ShardState, command: Append, sizes: I64Array, subject_index: U32Array
     ) -> None:
         self._state = state
-        self._config = state.own_config
+        self._config = state.shard_config
         self._messages, self._bytes = state.counters.messages, state.counters.bytes
         # Messages of the subjects of this append, as far as the append has been checked.
         self._held: dict[str, _Held] = {}

@@ -32,7 +32,7 @@ def configure(state: ShardState, step: Step, command: cmd.ConfigureStream) -> Re
             step.now_ns,
             command.version or step.index,
             1,
-            command.part,
+            command.shard,
         )
         state.counters.first_seq = config.first_seq
         state.counters.last_seq = config.first_seq - 1
@@ -45,7 +45,7 @@ def configure(state: ShardState, step: Step, command: cmd.ConfigureStream) -> Re
         record.config = config
         record.version = command.version or record.version + 1
         limits.recheck_subjects(state)
-        if not record.part:  # all shards apply this; only the first reports it
+        if not record.shard:  # all shards apply this; only the first reports it
             step.writes.advisories.append(Advisory(type="stream_action", action="modify"))
     state.write_record(step.writes)
     return Done()
@@ -62,9 +62,9 @@ def drop(state: ShardState, step: Step, command: cmd.DropStream) -> Result:
         return Refused(errors.PRECONDITION_FAILED.code, f"the version is {record.version}")
     state.clear()
     for kind in keys.SHARD_KINDS:
-        prefix = keys.shard_key(kind, state.shard)
+        prefix = keys.shard_key(kind, state.shard_id)
         step.writes.delete_range(prefix, keys.prefix_end(prefix))
-    step.writes.dropped.append(state.shard)
+    step.writes.dropped.append(state.shard_id)
     return Done()
 
 

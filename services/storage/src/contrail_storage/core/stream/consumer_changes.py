@@ -52,7 +52,7 @@ def _create(state: ShardState, step: Step, command: cmd.PutConsumer) -> Result:
     state.write_record(step.writes)
     start_seq = max(command.start_seq, 1) if command.start_seq else last_seq + 1
     consumer = ConsumerMachine.create(
-        state.shard, consumer_id, command.config, start_seq, step.now_ns, step.index
+        state.shard_id, consumer_id, command.config, start_seq, step.now_ns, step.index
     )
     if pinned is not None:
         consumer.pin(pinned, step.writes)
@@ -87,7 +87,7 @@ def _put_refused(
         or retention_rules.kind_problem(config, stream.retention)
         or retention_rules.collision(config, stream.retention, others)
     )
-    if problem is None and given is not None and existing is not None and not state.part:
+    if problem is None and given is not None and existing is not None and not state.shard:
         # The first shard decides; the others take over its decision.
         problem = config_rules.consumer_update_problem(existing.config, config)
     return None if problem is None else Refused.of(problem)
@@ -155,7 +155,7 @@ def forget_trimmed(state: ShardState, step: Step) -> None:
 def _report(
     state: ShardState, step: Step, consumer: ConsumerMachine, action: AdvisoryAction
 ) -> None:
-    if not state.part:  # a consumer is on all shards; only the first reports it
+    if not state.shard:  # a consumer is on all shards; only the first reports it
         name = consumer.config.name
         advisory = Advisory(type="consumer_action", consumer=name, action=action)
         step.writes.advisories.append(advisory)

@@ -52,7 +52,7 @@ def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Resul
         times=1 if state.loss is None else state.loss.times + 1,
     )
     state.write_loss(step.writes)
-    step.writes.delete(keys.shard_key(keys.STOPPED, state.shard))
+    step.writes.delete(keys.shard_key(keys.STOPPED, state.shard_id))
     return Done()
 
 

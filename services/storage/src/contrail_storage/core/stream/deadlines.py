@@ -27,8 +27,8 @@ DeadlineRow = tuple[int, bytes]
 class Deadlines:
     """The deadlines of a shard: rows in the store, and a lower bound of them in memory."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int) -> None:
+        self.shard_id = shard_id
         # Lower bounds: of the rows that a scan has seen, and of those added since it began. A scan
         # reads the store in steps, so rows may be added under it that it does not see.
         self._seen_ns = self._fresh_ns = NO_DEADLINE
@@ -40,7 +40,7 @@ class Deadlines:
 
     def add(self, deadline_ns: int, seqs: I64Array, writes: Writes) -> None:
         """Add the deadline of messages of one append (``seqs`` ascending, at least one)."""
-        key = keys.deadline_key(self.shard, deadline_ns, int(seqs[0]))
+        key = keys.deadline_key(self.shard_id, deadline_ns, int(seqs[0]))
         writes.put(key, seqs.tobytes())
         # Never raised by an append: a bound that is too low costs a scan, one too high a message
         # that never expires.
@@ -49,12 +49,12 @@ class Deadlines:
     def drop(self, rows: I64Array, writes: Writes) -> None:
         """Remove rows, given as pairs of deadline and first sequence."""
         for deadline_ns, first_seq in rows.reshape(-1, 2).tolist():
-            writes.delete(keys.deadline_key(self.shard, deadline_ns, first_seq))
+            writes.delete(keys.deadline_key(self.shard_id, deadline_ns, first_seq))
 
     def clear(self, writes: Writes) -> None:
         """Remove all rows."""
         if self.earliest_ns < NO_DEADLINE:
-            prefix = keys.shard_key(keys.DEADLINE, self.shard)
+            prefix = keys.shard_key(keys.DEADLINE, self.shard_id)
             writes.delete_range(prefix, keys.prefix_end(prefix))
         self._seen_ns = self._fresh_ns = NO_DEADLINE
 
@@ -99,7 +99,7 @@ class ExemptSet(DeletedSet):
                 self._replace(number, marks, left, writes)
 
     def _replace(self, number: int, marks: Marks, count: int, writes: Writes) -> None:
-        key = keys.large_key(self.kind, self.shard, number)
+        key = keys.large_key(self.kind, self.shard_id, number)
         self._set(number, marks, count)
         if count:
             writes.put(key, self._pages[number])

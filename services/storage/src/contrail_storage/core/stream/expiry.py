@@ -141,7 +141,7 @@ def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> N
 
 def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:
     """Store markers for those of the subjects ``names`` that have no message any more."""
-    config = state.own_config
+    config = state.shard_config
     ttl_ns = config.subject_delete_marker_ttl_ns
     # A message that arrived after the leader looked makes the marker unnecessary.
     names = [name for name in names if name not in state.subjects.ids]

@@ -38,7 +38,7 @@ def restore_part(state: ShardState, step: Step, command: cmd.RestorePart) -> Res
         return Refused(errors.STREAM_RESTORE_EXISTS.code)
     # The configuration comes with the last command only, and blocks are stored before it.
     state.restored_with = command.compression
-    mark = step.writes.mark(state.shard)
+    mark = step.writes.mark(state.shard_id)
     try:
         for record in command.records:
             _take_up(state, step, Record(*record))
@@ -62,7 +62,7 @@ def finish_restore(state: ShardState, step: Step, command: cmd.FinishRestore) ->
         header.created_ns,
         step.index,  # the version starts at the index, as for a new stream
         header.next_consumer,
-        header.part,
+        header.shard,
     )
     state.counters = Counters(
         header.first_seq,
@@ -80,7 +80,7 @@ def finish_restore(state: ShardState, step: Step, command: cmd.FinishRestore) ->
     if state.loss is not None:
         state.write_loss(writes)
     # The last messages may be in no block, if they were deleted: readers must not wait for them.
-    writes.reached[state.shard] = header.last_seq
+    writes.reached[state.shard_id] = header.last_seq
     state.write_counters(writes)
     state.write_record(writes)
     limits.recheck_subjects(state)
@@ -111,13 +111,13 @@ def _take_up(state: ShardState, step: Step, record: Record) -> None:
         consumer.given_up.take_up(more.given_up)
         consumer.write_snapshot(writes)
     else:
-        writes.blocks.append((state.shard, decode_block(payload)))
+        writes.blocks.append((state.shard_id, decode_block(payload)))
 
 
 def _take_up_consumer(state: ShardState, step: Step, archived: Consumer) -> None:
     # Versions begin at the index, as those of a new consumer do.
     snapshot = msgspec.structs.replace(archived.state, version=step.index)
-    consumer = ConsumerMachine.load(state.shard, archived.number, _encode(snapshot))
+    consumer = ConsumerMachine.load(state.shard_id, archived.number, _encode(snapshot))
     pinned = Pinned.decode(archived.pinned, snapshot.pinned_end)
     if pinned is not None:
         consumer.pin(pinned, step.writes)

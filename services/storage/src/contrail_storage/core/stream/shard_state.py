@@ -26,7 +26,7 @@ Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
-    """The state that changes only with the configuration; ``part`` is the shard, from 0."""
+    """The state that changes only with the configuration; ``shard`` is the shard, from 0."""
 
     config: StreamConfig
     incarnation: str
@@ -34,7 +34,7 @@ class StreamRecord(msgspec.Struct, array_like=True):
     created_ns: int
     version: int
     next_consumer_id: int
-    part: int = 0
+    shard: int = 0
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -62,13 +62,13 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class ShardState:
     """The data of a shard, and queries over the data alone."""
 
-    def __init__(self, shard: int, facts: FactsPort) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int, facts: FactsPort) -> None:
+        self.shard_id = shard_id
         """The id of the shard; it is in the key of every row."""
         self._facts = facts
         # Compression of the stream that is being restored; unused once the stream exists.
         self.restored_with: Compression = "none"
-        self._counters_key = keys.shard_key(keys.COUNTERS, shard)
+        self._counters_key = keys.shard_key(keys.COUNTERS, shard_id)
         self.deletions = 0
         """Number of deletes and purges since this object was made. Never decreases.
 
@@ -80,21 +80,21 @@ class ShardState:
 
     def clear(self) -> None:
         """Reset the state: there is no stream. The caller removes the rows."""
-        shard = self.shard
+        shard_id = self.shard_id
         # State in rows. Loading the rows gives an equal state.
         self.record: StreamRecord | None = None
         """Configuration and identity. None: there is no stream, or it is being restored."""
         self.counters = Counters(1, 0, 0, 0, 0, NO_ID, 0)
         """Invariant: ``first_seq`` is a live message, or the sequence after the last."""
-        self.subjects = SubjectTable(shard)
+        self.subjects = SubjectTable(shard_id)
         """Subjects of live messages. Invariant: their counts add up to ``counters.messages``."""
-        self.dedupe = DedupeWindow(shard)
+        self.dedupe = DedupeWindow(shard_id)
         """Message ids within the duplicate window."""
-        self.deleted = DeletedSet(shard)
+        self.deleted = DeletedSet(shard_id)
         """Sequences from ``first_seq`` to ``last_seq`` that are not live, and no others."""
-        self.exempt = ExemptSet(shard)
+        self.exempt = ExemptSet(shard_id)
         """Live messages that ``max_age`` does not remove (TTL ``never``)."""
-        self.deadlines = Deadlines(shard)
+        self.deadlines = Deadlines(shard_id)
         """When messages with a TTL are due: rows, and a lower bound of them in memory."""
         self.consumers: dict[int, ConsumerMachine] = {}
         """Consumers by number. A number is never used again within a stream."""
@@ -117,7 +117,7 @@ class ShardState:
         """Which consumer's filter matches which subject number."""
         self.head: MessageFacts | None = None
         """Facts that held the first sequence when they were last needed."""
-        self._shared: tuple[StreamConfig, StreamConfig] | None = None  # see `own_config`
+        self._shared: tuple[StreamConfig, StreamConfig] | None = None  # see `shard_config`
         self.fresh: list[MessageFacts] = []
         """Facts of the messages of entry ``fresh_index``; the facts port has no block of it yet."""
         self.fresh_index = 0
@@ -141,12 +141,12 @@ class ShardState:
         return self.record.config
 
     @property
-    def part(self) -> int:
+    def shard(self) -> int:
         """Number of this shard in its stream, from 0."""
-        return 0 if self.record is None else self.record.part
+        return 0 if self.record is None else self.record.shard
 
     @property
-    def own_config(self) -> StreamConfig:
+    def shard_config(self) -> StreamConfig:
         """The configuration, with this shard's share of ``max_msgs`` and ``max_bytes``."""
         assert self.record is not None
         config = self.record.config
@@ -158,8 +158,8 @@ class ShardState:
         if self._shared is None or self._shared[0] is not config:
             own = msgspec.structs.replace(
                 config,
-                max_msgs=share(config.max_msgs, config.shards, self.part),
-                max_bytes=share(config.max_bytes, config.shards, self.part),
+                max_msgs=share(config.max_msgs, config.shards, self.shard),
+                max_bytes=share(config.max_bytes, config.shards, self.shard),
             )
             self._shared = config, own
         return self._shared[1]
@@ -172,7 +172,7 @@ class ShardState:
     @property
     def over_limits(self) -> bool:
         """Whether the stream, which must exist, or a subject exceeds a limit."""
-        return self.subjects_over or self.is_over(self.own_config)
+        return self.subjects_over or self.is_over(self.shard_config)
 
     def is_over(self, config: StreamConfig) -> bool:
         """Whether there are messages to remove by the limits of ``config``, the shard's own.
@@ -237,17 +237,17 @@ class ShardState:
 
     def write_record(self, writes: Writes) -> None:
         """Write the stream record."""
-        writes.put(keys.shard_key(keys.STREAM, self.shard), _encode(self.record))
+        writes.put(keys.shard_key(keys.STREAM, self.shard_id), _encode(self.record))
 
     def write_loss(self, writes: Writes) -> None:
         """Write the accepted damage."""
-        writes.put(keys.shard_key(keys.LOSS, self.shard), _encode(self.loss))
+        writes.put(keys.shard_key(keys.LOSS, self.shard_id), _encode(self.loss))
 
     def load_rows(self, scan: Scan) -> None:
         """Load the state from its rows in the store. The state must be empty."""
 
         def rows(kind: bytes) -> Iterable[tuple[bytes, bytes]]:
-            return scan(keys.shard_key(kind, self.shard))
+            return scan(keys.shard_key(kind, self.shard_id))
 
         for _, value in rows(keys.STREAM):
             self.record = msgspec.msgpack.decode(value, type=StreamRecord)
@@ -266,10 +266,10 @@ class ShardState:
             self._load_consumer(keys.last_number(key, 4), value, scan)
 
     def _load_consumer(self, number: int, row: bytes, scan: Scan) -> None:
-        pinned = [row for _, row in scan(keys.small_key(keys.PINNED, self.shard, number))]
-        consumer = ConsumerMachine.load(self.shard, number, row, pinned)
+        pinned = [row for _, row in scan(keys.small_key(keys.PINNED, self.shard_id, number))]
+        consumer = ConsumerMachine.load(self.shard_id, number, row, pinned)
         self.consumers[number] = consumer
-        for _, delta in scan(keys.small_key(keys.CONSUMER_DELTA, self.shard, number)):
+        for _, delta in scan(keys.small_key(keys.CONSUMER_DELTA, self.shard_id, number)):
             consumer.replay(delta)
         # A trimmed head is no delta of a consumer that had nothing pending below it.
         consumer.given_up.trim(self.counters.first_seq)

@@ -62,9 +62,9 @@ class StreamMachine(ShardState):
     """
 
     @classmethod
-    def load(cls, shard: int, facts: FactsPort, scan: Scan) -> "StreamMachine":
+    def load(cls, shard_id: int, facts: FactsPort, scan: Scan) -> "StreamMachine":
         """Build the machine from its rows in the store."""
-        machine = cls(shard, facts)
+        machine = cls(shard_id, facts)
         machine.load_rows(scan)
         if machine.record is not None:
             limits.recheck_subjects(machine)
@@ -89,7 +89,7 @@ class StreamMachine(ShardState):
             self.dedupe.expire(step.now_ns, self.record.config.duplicate_window_ns, writes)
         result = handle(self, step, command)
         # Whichever command moved the head: a consumer must not wait for messages below it.
-        if self.shard in writes.trimmed:
+        if self.shard_id in writes.trimmed:
             consumer_changes.forget_trimmed(self, step)
         return result
 

@@ -53,8 +53,8 @@ _DELTA_END: Final = struct.Struct(">QI")
 class SubjectTable:
     """State per subject of one shard."""
 
-    def __init__(self, shard: int) -> None:
-        self.shard = shard
+    def __init__(self, shard_id: int) -> None:
+        self.shard_id = shard_id
         self.numbered = SubjectNames(0)
         """Names and slots of numbers. Replaced as a whole when slots are given out again."""
         self.ids = SubjectIds(self)
@@ -65,7 +65,9 @@ class SubjectTable:
         self.counts = np.zeros(PAGE, np.uint32)  # messages; 0: the slot is dead
         self.unsettled: set[int] = set()
         """Numbers of the subjects whose ``last`` is only an upper bound."""
-        self._delta_prefix = keys.shard_key(keys.SUBJECT_DELTA, shard)  # of the keys of delta rows
+        self._delta_prefix = keys.shard_key(
+            keys.SUBJECT_DELTA, shard_id
+        )  # of the keys of delta rows
         self._dirty_pages: set[int] = set()  # pages whose rows are older than a delta row
         self._delta_bytes = 0  # in the delta rows that are not folded into pages
         self._delta_rows = 0  # how many these are; also the number in the newest one's key
@@ -136,7 +138,7 @@ class SubjectTable:
         self.ids.add(subject, sid)
         self.numbered.append(subject)
         self._grow()
-        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), subject.encode())
+        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), subject.encode())
         return sid
 
     # Runs of numbers ------------------------------------------------------------------------------
@@ -318,7 +320,7 @@ class SubjectTable:
     def clear(self, writes: Writes) -> None:
         """Remove every subject. New subjects get higher numbers."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
-            prefix = keys.shard_key(kind, self.shard)
+            prefix = keys.shard_key(kind, self.shard_id)
             writes.delete_range(prefix, keys.prefix_end(prefix))
         # Not from 0: blocks of removed messages may be in the store, with the old numbers.
         self.numbered = self.numbered.emptied()
@@ -333,7 +335,7 @@ class SubjectTable:
         self._put_next_id(writes)
 
     def _put_next_id(self, writes: Writes) -> None:
-        key = keys.small_key(keys.SUBJECT_NAME, self.shard, _NEXT_ID_ROW)
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard_id, _NEXT_ID_ROW)
         row = self.next_id.to_bytes(4, "little")
         if self.numbered.origin:
             row += self.numbered.origin.to_bytes(4, "little")
@@ -350,7 +352,7 @@ class SubjectTable:
         self.unsettled.discard(sid)
         # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
-        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard, sid))
+        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid))
         # The highest number has no row any more, and a start would give it out again.
         if sid == self.next_id - 1:
             self._put_next_id(writes)
@@ -447,7 +449,7 @@ class SubjectTable:
         high = self.numbered.slot_up_to((page + 1) * PAGE - 1)
         # Without dead ones: which of them still have slots depends on when the arrays were made.
         live = np.flatnonzero(self.counts[low:high]) + low
-        key = keys.small_key(keys.SUBJECT_PAGE, self.shard, page)
+        key = keys.small_key(keys.SUBJECT_PAGE, self.shard_id, page)
         if len(live):
             writes.put(key, self._row(live))
         else:
@@ -461,7 +463,7 @@ class SubjectTable:
     def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
         """Replace first, last and count of every subject (by slot) by what was counted."""
         for kind in (keys.SUBJECT_NAME, keys.SUBJECT_PAGE, keys.SUBJECT_DELTA):
-            prefix = keys.shard_key(kind, self.shard)
+            prefix = keys.shard_key(kind, self.shard_id)
             writes.delete_range(prefix, keys.prefix_end(prefix))
         size = self.size
         self.first[:size], self.last[:size], self.counts[:size] = first, last, counts
@@ -472,7 +474,7 @@ class SubjectTable:
         self.ids.clear()
         for sid, name in self.live():
             self.ids.add(name, sid)
-            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), name.encode())
         for page in {sid // PAGE for sid, _ in self.live()}:
             self._write_page(page, writes)
         self._put_next_id(writes)
@@ -502,7 +504,7 @@ class SubjectTable:
             self._grow()
         for sid, name in zip(sids.tolist(), names, strict=True):
             self.ids.add(name, sid)
-            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard, sid), name.encode())
+            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), name.encode())
         self._load_rows([row])
         for page in distinct(sids // PAGE).tolist():
             self._write_page(page, writes)

@@ -93,4 +93,4 @@ def _forget_below_head(state: ShardState, writes: Writes) -> None:
     state.deleted.trim(first_seq, writes)
     state.exempt.trim(first_seq, writes)
     # The store removes blocks below it; those that the first sequence divides stay as they are.
-    writes.trimmed[state.shard] = first_seq
+    writes.trimmed[state.shard_id] = first_seq

@@ -22,7 +22,7 @@ _COUNT_MAX: Final = 0xFFFF_FFFF
 def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array) -> None:
     """Remove messages over the limits after messages of the subjects ``sids`` were stored.
 
-    ``config`` has the limits of this shard (``own_config``).
+    ``config`` has the limits of this shard (``shard_config``).
     """
     if config.max_msgs_per_subject >= 0:
         most = min(config.max_msgs_per_subject, _COUNT_MAX)
@@ -33,7 +33,7 @@ def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array)
 
 def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) -> Result:
     """Remove a slice of the messages over the limits of the stream and of its subjects."""
-    config = state.own_config
+    config = state.shard_config
     removed = _evict(state, step, config, command.messages_max)
     if config.max_msgs_per_subject >= 0:
         table, most = state.subjects, min(config.max_msgs_per_subject, _COUNT_MAX)

@@ -56,7 +56,7 @@ def purge_all(state: ShardState, writes: Writes) -> int:
     state.deadlines.clear(writes)
     if state.exempt.total:
         state.exempt.clear(writes)
-    writes.trimmed[state.shard] = counters.first_seq
+    writes.trimmed[state.shard_id] = counters.first_seq
     state.write_counters(writes)
     return removed
 
