@@ -160,6 +160,7 @@ def conclude(of: Call[T], outcome: Answer | Failure) -> T:
 
 def _no_answer(request: Request, failure: Failure) -> ContrailError:
     what = f"{request.method} {request.path}: {failure.reason}"
+    # A read that was sent changed nothing, so it is only unanswered.
     if failure.sent and not request.is_read:
         return OutcomeUnknown(what)
     return Unreachable(what)
@@ -248,6 +249,7 @@ class Retries:
     ) -> float | None:
         """As `pause_s`, for something that is not a `Call`; `repeatable` is as there."""
         asked = error.retry_after_s if isinstance(error, ApiProblem) else None
+        # The caller should hear of a long pause now, and decide for itself.
         if asked is not None and asked > self.longest_pause_s:
             return None
         return (

@@ -66,8 +66,11 @@ class Tickets:
         except binascii.Error:
             raw = b""
         content, mark = raw[:-_MARK_BYTES], raw[-_MARK_BYTES:]
+        # Always try every key, so that the duration does not show which one matches.
         good = [hmac.compare_digest(mark, _mark(key, content)) for key in self._keys]
         expires_ns = int.from_bytes(content[_NONCE_BYTES:])
+        # A ticket that expires too late was issued by a process whose clock is far ahead. Storage
+        # would have to remember its use for as long.
         if len(raw) != _BYTES or not any(good) or not now_ns < expires_ns <= now_ns + 2 * TICKET_NS:
             raise ApiError(errors.UNAUTHENTICATED, "the ticket is not valid", applied=False)
         return OpenedTicket(content[:_NONCE_BYTES], expires_ns)

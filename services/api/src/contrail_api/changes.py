@@ -70,6 +70,7 @@ async def unless_overtaken(read_and_write: Callable[[], Awaitable[_T]]) -> _T:
         try:
             return await read_and_write()
         except ApiError as error:
+            # The caller's own If-Match may be what fails. Then each attempt fails in the same way.
             if error.spec is not errors.PRECONDITION_FAILED:
                 raise
     return await read_and_write()

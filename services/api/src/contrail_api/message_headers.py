@@ -61,6 +61,7 @@ def from_request(raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
             stored, text = _stored_header(name, value)
             values = headers.setdefault(stored, [])
             if stored == model.MSG_ID and values:
+                # A client may send the id under both names, but it must be the same.
                 if values != [text]:
                     raise invalid_field("Idempotency-Key", "differs from Nats-Msg-Id")
             else:

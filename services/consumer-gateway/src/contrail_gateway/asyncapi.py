@@ -151,4 +151,4 @@ def _operation(kind: type[msgspec.Struct]) -> str:
 
 
 def _summary(kind: type[msgspec.Struct]) -> str:
-    return (kind.__doc__ or "").partition("\n")[0]
+    return (kind.__doc__ or "").partition("\n")[0].replace("``", "`")

@@ -176,6 +176,7 @@ class AsyncConnection:
                 if pause_s is None:
                     self._fail(error)
                     return
+                # Also after an attempt that failed: the deadlines of participants have to run.
                 for participant in list(self._participants.values()):
                     participant.disconnected(error)
                 await asyncio.sleep(pause_s)
@@ -186,6 +187,7 @@ class AsyncConnection:
         try:
             client = f"contrail-python/{version('contrail-client')}"
             await socket.send(encode([Connect(client=client, heartbeat=HEARTBEAT)]))
+            # Only now may participants send: `connect` must be the first frame of a socket.
             self._socket = socket
             writing = asyncio.create_task(self._write(socket))
             for participant in list(self._participants.values()):
@@ -195,6 +197,7 @@ class AsyncConnection:
                     self._received(frame)
         finally:
             self._socket = None
+            # Their answers will not come. Participants decide what to send again.
             self._awaited.clear()
             self._eager.clear()
             self._idle.set()
@@ -213,6 +216,8 @@ class AsyncConnection:
             self._work.clear()
             while self._eager:
                 for sid, participant in list(self._eager.items()):
+                    # A part from each in turn, so that a busy publisher does not delay
+                    # acknowledgements.
                     frames = participant.take(SEND_BYTES)
                     for at in range(0, len(frames), FRAMES_MAX):
                         await socket.send(encode(frames[at : at + FRAMES_MAX]))

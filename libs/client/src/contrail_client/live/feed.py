@@ -132,6 +132,7 @@ class Feed(Generic[T]):
         """End the subscription and return unread messages to the server."""
         if self._attached and self._end is None:
             await self._leave()
+            # Only after the server has stopped sending: a later message would be left out.
             await self._return_unread()
             self._connection.detach(self._sid)
         self._finish(Closed("the subscription is closed"))
@@ -295,6 +296,7 @@ class Feed(Generic[T]):
                 self._send(self._unsubscribe_frame(number))
             else:
                 self._left()
+        # Several callers may wait for this answer. Cancelling one must not cancel the others.
         await asyncio.shield(self._leaving)
 
     def _left(self) -> None:

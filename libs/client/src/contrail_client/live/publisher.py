@@ -178,6 +178,7 @@ class AsyncPublisher:
         """Publish a message that `outgoing_message` has made; otherwise as `publish`."""
         size = message_bytes(message)
         self._attach()
+        # A small message must not overtake those that wait, even if it would fit.
         if self._waiting or not self._outbox.has_room(size):
             await self._wait_for_room(size)
         key = self._connection.new_id()
@@ -195,6 +196,7 @@ class AsyncPublisher:
         Raises `PublishesFailed` if messages failed and nobody has asked for their outcomes. So
         every failure is reported at least once.
         """
+        # Only the messages so far: other callers may publish without end.
         waiting = [each.about for each in self._outbox.messages]
         if waiting:
             await asyncio.wait(waiting)
@@ -309,6 +311,7 @@ class AsyncPublisher:
                     frame.stream, frame.seq, frame.duplicate, frame.durability, frame.shard
                 )
                 settled = self._outbox.settle(key)
+                # The caller may have cancelled it.
                 if settled is not None and not settled.about.done():
                     settled.about.set_result(ack)
                 self._wake()

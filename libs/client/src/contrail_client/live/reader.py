@@ -124,6 +124,7 @@ class AsyncOrderedReader(Feed[Delivered]):
         self._stop_looking()
 
     def _stop_looking(self) -> None:
+        # `_look` may be the one that ends the reader. It must not cancel itself.
         if self._looking is not None and self._looking is not asyncio.current_task():
             self._looking.cancel()
             self._looking = None

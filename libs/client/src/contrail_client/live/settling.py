@@ -39,9 +39,9 @@ class Settlement(Generic[T]):
 class Settling(Generic[T]):
     """Acknowledgements that are not sent yet, and the messages that the socket holds.
 
-    A socket holds a message from its delivery until its acknowledgement. For that time the server
-    accepts its sequence as a name. Otherwise, and on every later socket, it accepts only the token.
-    The server refuses a whole frame for one sequence that the socket does not hold.
+    A socket holds a message from its delivery until its acknowledgement. During that time the
+    server accepts the message's sequence. Otherwise, and on every later socket, it accepts only the
+    token: a sequence that the socket does not hold has no effect, and the answer is an error.
     """
 
     def __init__(self, sid: str) -> None:

@@ -60,7 +60,7 @@ async def open_socket(options: Options) -> Socket:
     headers = {"Authorization": f"Bearer {options.token}"} if options.token else None
     try:
         wire = await connect(
-            "ws" + address.removeprefix("http") + _PATH,
+            "ws" + address.removeprefix("http") + _PATH,  # https becomes wss
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             additional_headers=headers,
             compression=None,

@@ -58,6 +58,7 @@ class Pulls(Generic[D]):
             wait_s = min(wait_s, self._quiet_since_s + self._timeout_s - now_s)
         if wait_s <= 0:
             return self._pull(no_wait=True, expires=None)
+        # At least 1 ms: the server takes 0 for its default.
         return self._pull(no_wait=None, expires=f"{max(round(wait_s * 1_000), 1)}ms")
 
     def came(self, found: Pull[D], now_s: float) -> None:

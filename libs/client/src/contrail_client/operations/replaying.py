@@ -135,6 +135,7 @@ class MessageReader:
         except msgspec.DecodeError as error:
             raise UnexpectedAnswer(f"a line of the replay cannot be read: {error}") from error
         if messages:
+            # If the connection breaks now, the next request begins after these messages.
             self._count += len(messages)
             self._split = replace(self._split, from_seq=messages[-1].seq + 1)
         if end:

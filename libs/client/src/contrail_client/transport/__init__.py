@@ -47,6 +47,7 @@ class Options:
 
     def for_httpx(self) -> dict[str, Any]:
         """Arguments of an httpx client."""
+        # Bodies of replays are read as they arrive, without decoding.
         headers = {"Accept-Encoding": "identity"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"

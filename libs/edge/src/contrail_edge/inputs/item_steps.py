@@ -66,6 +66,7 @@ def json_item(decoder: Decoder[Any], raw: bytes, at: str, payload_bytes_max: int
     yield
     given = decode_part(_fields, found.skeleton, at)
     nested = [name for name, value in given.items() if bytes(memoryview(value)[:1]) in b"[{"]
+    # The decoder keeps the last of two fields of one name, the outline has both.
     if len(nested) != len(found.inner):
         raise ApiError(errors.MALFORMED_BODY, "a field must not be given twice")
     inner = {name: spans[0] for name, spans in zip(nested, found.inner, strict=True) if spans}

@@ -66,6 +66,8 @@ def _slices(text: bytes) -> Iterator[tuple[int, bytes, NDArray[np.uint8]]]:
     start = 0
     while start < len(text):
         part = text[start : start + _SLICE_BYTES]
+        # An odd number of backslashes at the end: the last one escapes the first byte after the
+        # slice.
         if (len(part) - len(part.rstrip(b"\\"))) % 2:  # the slice would end inside an escape
             part = text[start : start + _SLICE_BYTES + 1]
         plain = part
@@ -81,6 +83,7 @@ def _structure(text: bytes, limit: int) -> Iterator[_Structure]:
     for start, _, plain in _slices(text):
         positions = np.flatnonzero(_IS_STRUCTURE[plain])
         chars = plain[positions]
+        # Each quote begins or ends a string: a running parity says where strings are.
         inside = np.bitwise_xor.accumulate(chars == _QUOTE) ^ in_string
         depths = np.cumsum(np.where(inside, 0, _STEP[chars]), dtype=np.int32) + depth
         if chars.size:

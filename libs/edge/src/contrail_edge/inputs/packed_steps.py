@@ -70,6 +70,7 @@ class PackedParts:
             if start + length > len(packed):
                 raise ApiError(errors.MALFORMED_BODY, "Input data was truncated")
             return start + length
+        # msgspec does not return where a value ends, but its error for what follows the value does.
         try:
             _raw.decode(packed[at : at + WINDOW_BYTES])
         except (msgspec.DecodeError, RecursionError) as error:

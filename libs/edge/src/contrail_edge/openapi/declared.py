@@ -104,6 +104,7 @@ class JsonRoute(APIRoute):
                     raise ApiError(
                         errors.MALFORMED_BODY, f"a body of type {media_type} is required"
                     )
+                # FastAPI would try to parse the empty body.
                 return await handle(_ParsedRequest(request, raw, None))
             content_type(inner.headers.get(b"content-type"), (media_type,))
             return await handle(
@@ -140,7 +141,7 @@ class DeclaredRoutes:
         )
         self.app.state.settings = settings
         self._add_routes()
-        self._document: dict[str, Any] | None = None
+        self._document: dict[str, Any] | None = None  # made once, at the first request for it
 
     def _add_routes(self) -> None:
         for route in self._routes:

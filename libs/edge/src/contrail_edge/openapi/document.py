@@ -264,7 +264,7 @@ def _problem_responses(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The schemas of the structs in bodies and answers of ``operations``, and Problem's."""
+    """Return the schemas of the structs in bodies and answers of ``operations``, and Problem."""
     shapes: list[Any] = [Problem]
     for operation in operations:
         for content in (operation.body, *(each.content for each in operation.answers.values())):
@@ -277,10 +277,10 @@ def _structs(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def with_clean_descriptions(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The schemas of structs with the indentation of docstrings removed (Markdown reads it)."""
+    """Return the schemas of structs with docstrings as Markdown: no indentation, one backtick."""
     for schema in schemas.values():
         if "description" in schema:
-            schema["description"] = cleandoc(schema["description"])
+            schema["description"] = cleandoc(schema["description"]).replace("``", "`")
     return schemas
 
 

@@ -215,6 +215,7 @@ class ConsumerRoutes:
         except ApiError as error:
             if error.spec is not errors.CONSUMER_EXISTS:
                 raise
+            # Storage has completed the existing one, so compare it with a completed one.
             existing = (await self._link.consumer_info(stream, name)).config
             limits = (await self._link.stream_info(stream)).config.consumer_limits
             shown = config_json(existing), config_json(complete_consumer(complete, limits))

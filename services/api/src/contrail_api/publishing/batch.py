@@ -217,6 +217,7 @@ class BatchPublish:
         acceptable(accept, (JSON_TYPE,))
         body = await request.body(self._body_bytes_max)
         if form == NDJSON_TYPE:
+            # An atomic batch is stored as one, so it is not published in pieces.
             asked = await self._ndjson.admitted(body)
         else:
             asked = await in_turns(self._asked(form, body))
@@ -234,6 +235,7 @@ class BatchPublish:
         stream = request.path_values["stream"]
         steps = self._asked(request.headers[b"content-type"].decode(), body)
         turn = Turn()
+        # Most batches are read within one turn. Only a longer one needs a task.
         try:
             while not turn.over:
                 next(steps)
@@ -281,6 +283,8 @@ class BatchPublish:
             return (yield from admitted(known))
         found = yield from outline(body, _ITEM_LEVEL, BATCH_MESSAGES_MAX, "messages")
         decode_json(_json_decoder, found.skeleton)
+        # The outline has an array of messages for each field of this name, the decoder only the
+        # last.
         if len(found.inner) != 1:
             raise ApiError(errors.MALFORMED_BODY, "messages are given twice")
         parts = (

@@ -127,6 +127,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
     names = headers.names.each()
     if batch is None or max(map(len, names), default=0) > HEADER_NAME_MAX:
         return None
+    # Headers with a meaning of their own, such as expectations, are read message by message.
     if not all(map(_asks_for_nothing, names)):
         return None
     if MSG_ID in names:
@@ -151,6 +152,7 @@ def _with_headers(batch: MessageBatch | None, headers: UniformHeaders) -> Messag
 def _ttls(texts: list[str]) -> list[int] | None:
     """Parse each with :func:`parse_ttl`; None if one is invalid."""
     try:
+        # Most batches have few different times to live.
         read = {text: parse_ttl(text) for text in set(texts)}
     except ApiError:
         return None

@@ -152,6 +152,8 @@ class NdjsonBatch:
         try:
             async for complete in self._arrivals(request, lines):
                 check_count(position + len(lines))
+                # A streaming client gets its acks as soon as possible. Otherwise full pieces cost
+                # less, and an empty body still has an answer, from one empty piece.
                 while lines.fill_a_piece or (lines and eager) or complete:
                     taken = lines.take()
                     piece = await self._publish_piece(stream, taken, position)
@@ -165,10 +167,12 @@ class NdjsonBatch:
         except ApiError as error:
             if not begun:
                 raise
+            # A part is stored, so the error cannot be the status of the whole request.
             yield Piece([error], "", last=True)
 
     async def _arrivals(self, request: Request, lines: Lines) -> AsyncGenerator[bool, None]:
         """Feed ``lines`` from the body; yield True if the body is complete."""
+        # The length is known, so everything can be checked before anything is stored.
         if b"content-length" in request.headers:
             await _feed_whole(lines, await request.body(self._body_bytes_max))
         else:

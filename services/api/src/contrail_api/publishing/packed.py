@@ -111,6 +111,7 @@ def _raw(items: memoryview) -> Steps[list[_RawItem]]:
     if head is None:
         return decode_part(_raw_items, bytes(items), _AT)
     spans = yield from parts.spans(head[1], head[0])
+    # The spans end with the array. The decoder, which would notice, never sees the whole body.
     if spans and spans[-1][1] != len(items):
         raise ApiError(errors.MALFORMED_BODY, "unexpected data follows the messages")
     raws = []

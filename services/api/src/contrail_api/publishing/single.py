@@ -219,6 +219,7 @@ class SinglePublish:
         payload = await request.body(self._payload_bytes_max, errors.MESSAGE_TOO_LARGE)
         message = self._message(request, payload)
         if request.query_string and self._wants_no_ack(request):
+            # A wrong subject is an error of the program, so it is reported even without an ack.
             stream = await self._link.stream_for_subject(message.subject)
             self._publish_unanswered(stream, message)
             return Response(202)
@@ -249,6 +250,7 @@ class SinglePublish:
 
     def _publish_unanswered(self, stream: str, message: PublishMessage) -> None:
         size = len(message.payload)
+        # Nothing slows down a client that waits for no acks, so there is a bound.
         if (
             self._unanswered >= self._unanswered_max
             or self._unanswered_bytes + size > self._unanswered_bytes_max

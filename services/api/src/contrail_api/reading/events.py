@@ -185,6 +185,7 @@ class Events:
         try:
             return await self._link.read_events(asked)
         except ApiError as error:
+            # The client would reconnect at once, to the same storage: keep the answer open.
             if error.spec.retryable:
                 return None
             raise

@@ -165,10 +165,10 @@ REPLAY: Final = Operation(
     tag=_REPLAY,
     summary="Replay a range",
     description="Returns all messages of a range, both ends included. A stream with several shards "
-    "requires `shard`. The answer is an Arrow stream or, "
-    "depending on Accept, as `application/x-ndjson` or `application/vnd.msgpack`. NDJSON "
-    'and msgpack end with `{"end":true,"messages":n}`, and Arrow with its end-of-stream '
-    "mark. An answer without its end is incomplete.",
+    "requires `shard`. Accept chooses the form: an Arrow stream (the default), "
+    "`application/x-ndjson` or `application/vnd.msgpack`. NDJSON and msgpack end with "
+    '`{"end":true,"messages":n}`, and Arrow with its end-of-stream mark. An answer without its '
+    "end is incomplete.",
     query=ReplayQuery,
     answers={
         200: AnswerDoc(
@@ -228,6 +228,7 @@ class Replays:
         """Return all messages of a range, both ends included."""
         query = parse_query(request.query_string, ReplayQuery)
         media_type = acceptable(request.headers.get(b"accept"), tuple(FORMATS))
+        # The other forms have no types, so the option would be ignored silently.
         if query.schema == "spark" and media_type != ARROW_TYPE:
             raise invalid_field("schema", "spark is only available for Arrow")
         chunks = await self._link.replay(

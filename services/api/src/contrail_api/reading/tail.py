@@ -99,6 +99,7 @@ def _resumed(asked: RangeRequest, header: bytes | None) -> RangeRequest:
     if not header:
         return asked
     text = header.decode("latin-1")
+    # A cursor never looks like a number, so the id itself says how it was read.
     if not text.isdigit():
         try:
             read_cursor(text)

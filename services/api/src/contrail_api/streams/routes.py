@@ -238,6 +238,7 @@ class StreamRoutes:
         except ApiError as error:
             if error.spec is not errors.STREAM_EXISTS or await self._version(config.name) is None:
                 raise
+            # Name the fields that differ: the program probably has an old configuration.
             existing = (await self._link.stream_info(config.name)).config
             shown = config_json(existing), config_json(complete)
             raise exists_otherwise(error, *shown) from None

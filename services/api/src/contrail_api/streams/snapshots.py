@@ -107,6 +107,7 @@ class Snapshots:
         try:
             info = await self._restored(request, token)
         except BaseException:
+            # Also if the client has left: otherwise storage keeps the pieces for a minute.
             with suppress(ApiError):
                 await self._link.abort_restore(token)
             raise
@@ -125,6 +126,7 @@ class Snapshots:
 async def _pieces(request: Request) -> AsyncGenerator[bytes, None]:
     """Yield the body in pieces of ``_PIECE_BYTES``; the last may be smaller."""
     held = bytearray()
+    # An archive may be larger than any other body. It is never in memory as a whole.
     async with aclosing(request.chunks(sys.maxsize)) as chunks:
         async for chunk in chunks:
             held += chunk
