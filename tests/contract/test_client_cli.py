@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from contrail_client import Contrail, Message
-from contrail_client.cli.main import app
 from tests.contract.client_rig import new_stream
+from tests.support.command import run_contrail
 from tests.support.each import each
 from tests.support.servers import ServerProcess
 
@@ -30,7 +30,7 @@ class Shell:
 
     def try_(self, *arguments: str, stdin: bytes | None = None) -> Result:
         """Run it in this process, however it ends."""
-        return CliRunner().invoke(app, arguments, input=stdin, env=self.env)
+        return run_contrail(*arguments, env=self.env, stdin=stdin)
 
     def run(self, *arguments: str, stdin: bytes | None = None) -> str:
         """Run it; it must succeed. Answers its output."""
@@ -331,8 +331,7 @@ def test_names_are_completed(shell: Shell) -> None:
     def completed(line: str) -> list[str]:
         env = {**shell.env, "_CONTRAIL_COMPLETE": "complete_bash", "COMP_WORDS": line}
         env["COMP_CWORD"] = str(len(line.split(" ")) - 1)
-        result = CliRunner().invoke(app, [], env=env, prog_name="contrail")
-        return result.stdout.split()
+        return run_contrail(env=env).stdout.split()
 
     assert shell.stream in completed(f"contrail stream info {shell.stream[:1]}")
     assert completed(f"contrail next {shell.stream} wor") == ["worker"]

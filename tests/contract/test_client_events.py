@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import aclosing, closing, contextmanager
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from contrail_client import AsyncContrail, Contrail, Event
-from contrail_client.cli.main import app
 from contrail_client.errors import Invalid
 from tests.contract.client_rig import cable_to, finish, keep_port
+from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
 TIMEOUT_S = 60.0
@@ -122,7 +122,7 @@ def test_restart_of_the_server_is_told_as_a_loss_and_gone_on_behind(
 # Command -----------------------------------------------------------------------------------------
 def invoke(url: str, *arguments: str) -> Result:
     env = {"CONTRAIL_URL": url, "CONTRAIL_TOKEN": None, "CONTRAIL_CONFIG": None}
-    return CliRunner().invoke(app, ["events", *arguments], env=env)
+    return run_contrail("events", *arguments, env=env)
 
 
 def test_events_are_printed_for_machines_and_for_people(live: ServerProcess) -> None:
@@ -180,8 +180,7 @@ def test_streams_consumers_and_types_are_completed(live: ServerProcess) -> None:
     def completed(line: str) -> list[str]:
         env = {"CONTRAIL_URL": live.url, "_CONTRAIL_COMPLETE": "complete_bash", "COMP_WORDS": line}
         env["COMP_CWORD"] = str(len(line.split(" ")) - 1)
-        result = CliRunner().invoke(app, [], env=env, prog_name="contrail")
-        return result.stdout.split()
+        return run_contrail(env=env).stdout.split()
 
     assert completed("contrail events --stream COMP") == ["COMPLETED"]
     assert completed("contrail events --stream COMPLETED --consumer w") == ["worker"]

@@ -3,11 +3,10 @@
 import asyncio
 
 import pytest
-from typer.testing import CliRunner
 
 from contrail_client import AsyncContrail, Contrail, Invalid, NotFound
-from contrail_client.cli.main import app
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.command import run_contrail
 
 
 def erase(stream: Stream, body: object, query: str = "?wait=30s") -> dict[str, object]:
@@ -131,10 +130,9 @@ def test_sdk_erases_and_waits(stream: Stream) -> None:
 
 def test_command_erases_and_shows_the_receipt(stream: Stream) -> None:
     stream.fill(4)
-    run = CliRunner()
     env = {"CONTRAIL_URL": str(stream.client.base_url)}
-    erased = run.invoke(app, ["stream", "erase", stream.name, "1", "3", "--yes", "--json"], env=env)
+    erased = run_contrail("stream", "erase", stream.name, "1", "3", "--yes", "--json", env=env)
     assert erased.exit_code == 0, erased.output
     assert '"status":"done"' in erased.stdout.replace(" ", "")
-    missing = run.invoke(app, ["erasure", "none"], env=env)
+    missing = run_contrail("erasure", "none", env=env)
     assert missing.exit_code == 3

@@ -9,11 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from contrail_client import ApiProblem, AsyncContrail, Contrail
-from contrail_client.cli.main import app
 from tests.contract.conftest import Stream, assert_problem
+from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.split
@@ -208,7 +207,7 @@ def test_clients_and_command_take_and_restore(
     env = {"CONTRAIL_URL": url, "CONTRAIL_TOKEN": None, "CONTRAIL_CONFIG": None}
 
     def run(*arguments: str) -> Any:
-        result = CliRunner().invoke(app, ["stream", *arguments], env=env)
+        result = run_contrail("stream", *arguments, env=env)
         assert result.exit_code == 0, (result.output, result.stderr)
         return result.stdout
 

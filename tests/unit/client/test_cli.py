@@ -5,11 +5,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from contrail_client.cli import show
-from contrail_client.cli.main import app
 from contrail_client.models import StoredMessage
+from tests.support.command import run_contrail
 from tests.support.each import each
 
 
@@ -22,7 +22,7 @@ def silent_server() -> str:
 
 
 def contrail(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"CONTRAIL_URL": None, "CONTRAIL_TOKEN": None})
+    return run_contrail(*arguments, env={"CONTRAIL_URL": None, "CONTRAIL_TOKEN": None})
 
 
 def test_version_is_printed() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from contrail_client.cli import show
 from contrail_client.cli.main import app
+from tests.support.command import ROOT, run_contrail
 from tests.support.each import each
 
-ROOT: Any = typer.main.get_command(app)
 SERVERS = {("serve",), ("storage",), ("api",), ("gateway",)}
 """They run until they are stopped, and talk to no server."""
 
@@ -63,12 +62,6 @@ def audible() -> Iterator[None]:
     show.console.quiet = show.errors.quiet = False
 
 
-@pytest.fixture(autouse=True)
-def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typer would build the tree again for each call, which takes longer than all else here."""
-    monkeypatch.setattr("typer.testing._get_command", lambda _: ROOT)
-
-
 @pytest.fixture
 def silent_server() -> str:
     """The address of a port at which nobody listens."""
@@ -79,7 +72,7 @@ def silent_server() -> str:
 
 def contrail(*arguments: str, **environ: str | None) -> Result:
     env = {"CONTRAIL_URL": None, "CONTRAIL_TOKEN": None, "COLUMNS": "400", **environ}
-    return CliRunner().invoke(app, arguments, env=env)
+    return run_contrail(*arguments, env=env)
 
 
 def call_of(path: tuple[str, ...], folder: Path) -> list[str]:

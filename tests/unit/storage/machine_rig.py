@@ -1,5 +1,6 @@
 """A stream machine with the store and the blocks that a node gives it, all in memory."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class Message:
     ttl_ns: int | None = None
 
 
+@functools.cache
 def hash_of(message_id: str | None) -> bytes:
     """The 128 bits that stand for a message id."""
     if not message_id:
