@@ -37,8 +37,8 @@ quick: $(STAMP) ## while you work: unit tests, scenarios, and the public API of 
 test: $(STAMP) ## before a pull request: everything but slow crash trials
 	@$(PY) -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
-test-all: $(STAMP) ## after a change to log, store or recovery: every test
-	@$(PY) -m pytest $(SIDE_BY_SIDE)
+test-all: $(STAMP) ## after a change to log, store or recovery: every test, and more examples of the models
+	@HYPOTHESIS_PROFILE=full $(PY) -m pytest $(SIDE_BY_SIDE)
 
 check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated
 	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECKS)

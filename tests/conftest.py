@@ -1,7 +1,8 @@
 """Fixtures for tests that talk to a running server, and profiles of the property tests.
 
-The quick profile tries the same examples every time, so that a failure is of the change and not of
-chance; HYPOTHESIS_PROFILE=thorough looks for new ones.
+The profiles quick and full try the same examples every time, so that a failure is of the change and
+not of chance. The models of the machines have few of them in the quick profile; ``make test-all``
+takes the full one. HYPOTHESIS_PROFILE=thorough looks for new examples.
 """
 
 import os
@@ -19,9 +20,10 @@ COMMON = {
     "print_blob": True,
 }
 
-settings.register_profile(
-    "quick", max_examples=60, derandomize=True, stateful_step_count=30, database=None, **COMMON
-)
+SAME = {"derandomize": True, "database": None, "stateful_step_count": 30, **COMMON}
+
+settings.register_profile("quick", max_examples=60, **SAME)
+settings.register_profile("full", max_examples=240, **SAME)
 settings.register_profile("thorough", max_examples=500, stateful_step_count=80, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

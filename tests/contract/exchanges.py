@@ -1,7 +1,7 @@
 """One conversation with a server that uses every route: what it asks, and the answers compared.
 
-The same requests go to a new server of each form. An answer is reduced to what must not depend on
-the form: times, tokens and ids become placeholders, everything else stays.
+The same requests go to a server of each form that has no streams yet. An answer is reduced to what
+must not depend on the form: times, tokens and ids become placeholders, everything else stays.
 """
 
 import json
@@ -30,6 +30,7 @@ _AS_MSGPACK: Final = {"accept": "application/vnd.msgpack"}
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_VERSION: Final = re.compile(r"the version is (\d+)")
 _VARYING: Final = frozenset(
     {
         "ack_token", "cursor", "event_id", "expires_at", "incarnation",
@@ -399,7 +400,7 @@ def _endings() -> Iterator[Ask]:
 
 
 def conversation() -> list[Ask]:
-    """Every request, in order. They suppose a new server."""
+    """Every request, in order. They suppose a server without streams."""
     parts = (_probes, _streams, _publishes, _batches, _reads, _deliveries, _sharded, _endings)
     return [ask for part in parts for ask in part()]
 
@@ -469,7 +470,12 @@ class Conversation:
     def _reduced_text(self, text: str) -> str:
         for name, value in self._kept.items():
             text = text.replace(value, f"<{name}>")
+        text = _VERSION.sub(self._reduced_version, text)
         return _TIME.sub("<time>", text)
+
+    def _reduced_version(self, found: re.Match[str]) -> str:
+        """A version is the index of a log entry; what it must be is what an ETag said."""
+        return "the version is <kept>" if f'"{found[1]}"' in self._kept.values() else found[0]
 
     def _reduced(self, value: Any) -> Any:
         if isinstance(value, Mapping):

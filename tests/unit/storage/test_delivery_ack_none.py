@@ -323,7 +323,7 @@ async def told(script: list[Step], stream: StreamConfig, patterns: tuple[str, ..
 
 
 @pytest.mark.long
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(scripts, streams, filters)
 @example([("publish", ["b"]), ("pull", (1, 3)), ("new leader", 0), ("ack", 0)], a_stream(), ())
 def test_everything_is_given_out_once_in_order_and_nothing_is_skipped(

@@ -338,7 +338,7 @@ async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any
 
 
 @pytest.mark.long
-@settings(max_examples=3 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(peaceful, streams, consumers)
 @example(  # trimmed under a pull that reads
     [("publish", SUBJECTS), ("hold", 0), ("pull", (3, 1)), ("trim", 8), ("step", 0)],
@@ -374,7 +374,7 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
 
 
 @pytest.mark.long
-@settings(max_examples=5 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(troubled, streams, consumers)
 @example(  # a delivery is refused, the one behind it is not
     [

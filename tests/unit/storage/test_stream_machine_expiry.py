@@ -1,11 +1,12 @@
 """The stream machine against a plain list where messages live for a time of their own."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from contrail_common.model import TTL_NEVER, StreamConfig
-from tests.unit.storage.test_stream_machine_model import THOROUGH, StreamComparison
+from tests.unit.storage.test_stream_machine_model import StreamComparison
 
 expiring_configs = st.builds(
     StreamConfig,
@@ -37,4 +38,4 @@ class ExpiringStreamComparison(StreamComparison):
 
 @pytest.mark.long
 def test_machine_is_the_naive_stream_where_much_expires() -> None:
-    run_state_machine_as_test(ExpiringStreamComparison, settings=THOROUGH)
+    run_state_machine_as_test(ExpiringStreamComparison, settings=settings())

@@ -4,6 +4,7 @@ import contextlib
 from typing import cast
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
@@ -28,7 +29,6 @@ from tests.unit.storage.stream_agreement import IDS
 from tests.unit.storage.test_stream_machine_model import (
     NAMES,
     SUBJECTS,
-    THOROUGH,
     StreamComparison,
     make_pages_small,
     maybe,
@@ -126,7 +126,7 @@ class InterestComparison(StreamComparison):
 
 @pytest.mark.long
 def test_machine_with_interest_is_the_naive_stream_over_any_history() -> None:
-    run_state_machine_as_test(InterestComparison, settings=THOROUGH)
+    run_state_machine_as_test(InterestComparison, settings=settings())
 
 
 @pytest.mark.long
@@ -134,4 +134,4 @@ def test_machine_with_interest_is_the_naive_stream_when_pages_are_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_pages_small(monkeypatch)
-    run_state_machine_as_test(InterestComparison, settings=THOROUGH)
+    run_state_machine_as_test(InterestComparison, settings=settings())

@@ -37,7 +37,6 @@ FOREIGN = "elsewhere"
 PATTERNS = [*SUBJECTS, "a.*", "*", ">", "b.>", "*.x", "nothing"]
 HEADERS = [None, None, {"Name": ["value", ""]}, {"ä": []}]
 NAMES = ["red", "blue"]
-THOROUGH = settings(max_examples=2 * settings().max_examples)
 SLICES = [0, 1, 2, 3, 100]
 
 maybe = st.sampled_from([False, False, False, True])
@@ -540,13 +539,13 @@ def replaced(config: StreamConfig, **fields: Any) -> StreamConfig:
 
 @pytest.mark.long
 def test_machine_is_the_naive_stream_over_any_history() -> None:
-    run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+    run_state_machine_as_test(StreamComparison, settings=settings())
 
 
 @pytest.mark.long
 def test_machine_is_the_naive_stream_when_pages_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_pages_small(monkeypatch)
-    run_state_machine_as_test(StreamComparison, settings=THOROUGH)
+    run_state_machine_as_test(StreamComparison, settings=settings())
 
 
 class RoundComparison(StreamComparison):
@@ -562,7 +561,7 @@ def test_machine_is_the_naive_stream_when_numbers_of_subjects_come_round(
     make_pages_small(monkeypatch)
     monkeypatch.setattr(subject_names, "RUN", 8)
     monkeypatch.setattr(subject_names, "END", 48)
-    run_state_machine_as_test(RoundComparison, settings=THOROUGH)
+    run_state_machine_as_test(RoundComparison, settings=settings())
 
 
 def test_messages_that_went_before_their_delivery_was_recorded_are_not_pending() -> None:

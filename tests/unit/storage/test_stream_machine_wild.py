@@ -172,7 +172,7 @@ def logged(entry: cmd.Entry) -> cmd.Entry:
 
 
 @pytest.mark.long
-@settings(max_examples=4 * settings().max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(st.lists(entries, max_size=8), st.sampled_from([PLAIN, INTEREST, WORKQUEUE]))
 def test_any_command_is_answered_and_what_it_wrote_loads_again(
     history: list[cmd.Entry], config: StreamConfig
