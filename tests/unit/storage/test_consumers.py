@@ -183,7 +183,7 @@ def test_raised_limit_of_pending_acks_serves_the_pull_that_waits(
             assert known is not None
             raised = msgspec.structs.replace(known.config, max_ack_pending=2)
             change = cmd.PutConsumer(raised, 0, given=cmd.Precondition(update=True))
-            await node.shard_logs.command(shard.machine.shard, change)
+            await node.shard_logs.command(shard.machine.shard_id, change)
         assert [one.message.payload for one in (await waiting).deliveries] == [b"1"]
 
     play(tmp_path, scene, config)
