@@ -68,6 +68,12 @@ def _raising(fault: Exception) -> object:
     return fail
 
 
+def _with_ids(batch: list[PublishMessage]) -> list[PublishMessage]:
+    for at, message in enumerate(batch):
+        message.msg_id = str(at)
+    return batch
+
+
 def test_messages_that_make_no_command_are_refused_alone() -> None:
     async def scene() -> None:
         bench = Bench()
@@ -78,8 +84,8 @@ def test_messages_that_make_no_command_are_refused_alone() -> None:
             return b"k" * 32
 
         bench.hash_key = no_key
-        first = bench.append(1, messages(2))
-        broken = bench.append(2, messages(2_500))
+        first = bench.append(1, _with_ids(messages(2)))
+        broken = bench.append(2, _with_ids(messages(2_500)))
         last = bench.proposer.command(1, cmd.DropStream())
         await bench.commit_all()
         assert len(await first) == 2

@@ -419,19 +419,22 @@ class _AppendBuilder:
         self._parts.append(MessageBatch.of(self._singles))
         self._singles = []
 
-    def build(self, hash_key: bytes) -> Append:
+    def build(self, hash_key_of: Callable[[int], bytes]) -> Append:
         """Return the columnar command."""
         if self._singles:
             self._join_singles()
         batch = self._parts[0] if len(self._parts) == 1 else join_batches(self._parts)
-        expected = None
+        ids = expected = None
+        if batch.ids is not None:
+            ids = hash_ids(batch.ids, hash_key_of(self.shard_id))
         if batch.expected is not None:
-            expected = {at: _hashed(one, hash_key) for at, one in batch.expected.items()}
+            key = hash_key_of(self.shard_id)
+            expected = {at: _hashed(one, key) for at, one in batch.expected.items()}
         return Append(
             batch.subjects,
             batch.subject_index,
             batch.columns,
-            None if batch.ids is None else hash_ids(batch.ids, hash_key),
+            ids,
             expected,
             batch.rollups,
             batch.atomic,
@@ -442,10 +445,10 @@ class _AppendBuilder:
 class EntryBuilder:
     """Collects commands for one entry. Consecutive messages of a shard share one command."""
 
-    def __init__(self, time_ns: int, hash_key: Callable[[int], bytes]) -> None:
+    def __init__(self, time_ns: int, hash_key_of: Callable[[int], bytes]) -> None:
         self.size = self.messages = 0
         self._time_ns = time_ns
-        self._hash_key = hash_key
+        self._hash_key_of = hash_key_of
         # Three lists of equal length: what to apply, what to encode, and who waits for the result.
         self._commands: list[tuple[int, Command]] = []
         self._parts: list[Part] = []
@@ -484,7 +487,7 @@ class EntryBuilder:
         if not builder.count:
             return
         try:
-            command = builder.build(self._hash_key(builder.shard_id))
+            command = builder.build(self._hash_key_of)
         except Exception as error:
             _log.exception("command_not_built")
             for span in builder.spans:
