@@ -161,7 +161,7 @@ class Dispatcher:
             self.position = min(self.position, after_last)
 
     def new_term(self) -> None:
-        """Begin a term as leader: commands that seemed lost may have been applied all the same."""
+        """Begin a term as leader: commands that seemed lost may have been applied."""
         self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
         self.reconfigured()
 

@@ -40,7 +40,7 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ErasureLedger:
-    """All receipts of the node's streams. ``receipts`` is by id, oldest first."""
+    """All receipts. ``receipts`` is by id, oldest first."""
 
     def __init__(self) -> None:
         self.receipts: dict[str, Erasure] = {}

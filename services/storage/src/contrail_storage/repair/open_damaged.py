@@ -205,6 +205,7 @@ def _keyring_of(folder: Folder) -> Keyring | None:
     except NodeFileDamagedError:
         if not _identity_is_damaged(folder):
             raise
+    # A damaged identity does not say whether the folder is encrypted. The file of data keys does.
     if not (folder.data_dir / KEYS_NAME).exists():
         return None
     if not folder.node_keys:
@@ -273,6 +274,7 @@ def _make_store(
     finally:
         store.close()
     if whole:
+        # With links: copying a large store would take time and space that the disk may not have.
         RocksStore.clone(source, target)
     elif repaired.exists():
         shutil.rmtree(repaired)
@@ -288,6 +290,7 @@ def _open_damaged_store(source: Path, repaired: Path) -> tuple[RocksStore, bool]
     try:
         return RocksStore.open_reading(source, with_gaps=True), False
     except StoreError:
+        # A repair drops damaged files. On a copy, so that the old store is kept as it was.
         RocksStore.clone(source, repaired)
         RocksStore.repair(repaired)
         return RocksStore.open_reading(repaired, with_gaps=True), False
@@ -403,6 +406,8 @@ class _Repair:
         found = salvage(
             self._folder.files, self._folder.data_dir / LOG_NAME, self._applied, self._keyring
         )
+        # The entries first, in their places in the log. The loss is accepted at an index above all
+        # of them.
         for group in _GROUPS:
             for data, index, term in found[group].entries:
                 self._applier.apply(group, index, term, data, None)
@@ -435,6 +440,8 @@ class _Repair:
             shard = load_shard(self._scan, shard_id, self._blocks)
             if not shard.machine.exists and self._has_blocks(shard_id):
                 entry = named.get(shard_id)
+                # Without a name, nobody could read or remove these messages. Dropping them silently
+                # is worse than not starting.
                 if entry is None:
                     raise DataLostError(
                         f"{self._losses.reason}. Shard {shard_id} has messages, but neither its "
@@ -445,8 +452,10 @@ class _Repair:
                     self._recreate_configuration(shard.machine, entry)
             if shard.machine.exists:
                 self._recount(shard.machine)
+                # Entries after the stop were not applied, even if every message can be read now.
                 if shard.stopped:
                     self._losses.known.setdefault(shard_id, (0, []))
+                # The recount has rewritten the rows, so directory and machine are read again.
                 self._blocks.forget(shard_id)
                 shard = load_shard(self._scan, shard_id, self._blocks)
             self._applier.shards[shard_id] = shard
@@ -540,6 +549,7 @@ class _Repair:
             taken.update(entry.shard_ids)
             first = shards.get(entry.shard_id)
             there = first is not None and first.machine.exists
+            # Streams in memory have no stored shard, and reserved ones not yet.
             if not (there or keys.is_in_memory(entry.shard_id) or entry.stage == "reserved"):
                 commands.append(cmd.ReleaseStream(entry.name))
                 if entry.stage == "listed":
@@ -557,6 +567,7 @@ class _Repair:
                 )
             )
             _log.warning("stream_named_again", stream=config.name)
+        # Lost commands may have given ids to streams. Their rows or entries may still exist.
         commands.append(cmd.SkipNumbers(NUMBER_STEP))
         return [(cmd.META_SHARD, command) for command in commands]
 
@@ -604,6 +615,7 @@ class _Repair:
 
     def _finish(self, found: dict[int, SalvagedGroup]) -> None:
         files = self._folder.files
+        # The record proves what is flushed, and the new log begins after it.
         self._store.flush()
         machines = stored_machines(self._applier)
         checkpoint = Checkpoint(self._store, self._making / CHECKPOINTS_NAME, files)

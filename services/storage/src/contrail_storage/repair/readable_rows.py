@@ -160,7 +160,7 @@ class ReadableRows:
             except StoreCorruptError:
                 on_gap()
                 # Doubling finds the end of a damaged table in few attempts. Skipped keys that are
-                # readable are noted as a gap all the same.
+                # readable count as a gap too.
                 skip = skip * 2 if last == start else 1
                 start = _after(last, skip)
             else:

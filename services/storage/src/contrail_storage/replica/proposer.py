@@ -220,7 +220,7 @@ class Proposer:
             context.refuse(overloaded())
         except Exception:
             _log.exception("entry_not_proposed")
-            context.unknown()  # the entry may be in the log all the same
+            context.unknown()  # the entry may be in the log anyway
         else:
             self._in_flight += 1
             self._moved_s = asyncio.get_running_loop().time()

@@ -319,8 +319,8 @@ class SubjectKeys:
                 file.write(made)
                 file.sync()
             except (OSError, SubjectKeysFullError, SubjectKeysDamagedError):
-                # Their generation stays raised: the failed write may be on disk all the same, and
-                # the next key of the slot must differ from it.
+                # Their generation stays raised: the failed write may be on disk anyway, and the
+                # next key of the slot must differ from it.
                 self._free += [number for number, _ in made]
                 raise
             with self._lock:

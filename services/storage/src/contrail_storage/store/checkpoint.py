@@ -99,8 +99,8 @@ class Checkpoint:
                 ("delete", _row_key(max(record.number - _ROWS_KEPT, 0))),
             ]
         )
-        # Also if the flush fails: the row may be in the store all the same, and the next record
-        # must not reuse its number with other content.
+        # Even if the flush fails: the row may be in the store, and the next record must not reuse
+        # its number with other content.
         self._number += 1
         self._store.flush()
         write_node_file(self._files, self._path(record.number), payload)

@@ -138,6 +138,8 @@ class Restores:
         """End a restore; drop its reservation if the stream was not created."""
         restore = self._open[token]
         if task is not None:
+            # The commands of the task may be in the log: undoing before they are applied would miss
+            # them.
             await asyncio.wait([task])
         try:
             await self._streams.end_restore(restore.name)
@@ -145,6 +147,8 @@ class Restores:
             # The next request for the name, or the next start, finishes it.
             _log.warning("restore_not_undone", stream=restore.name, error=str(error))
         finally:
+            # Always, or a restore that could not be undone would count against RESTORES_MAX until a
+            # restart.
             del self._open[token]
 
 
@@ -217,6 +221,8 @@ class _Restore:
         # shards have the same one.
         own = self._headers[0].incarnation if self._headers else secrets.token_hex(8)
         self._headers.append(msgspec.structs.replace(header, config=config, incarnation=own))
+        # The first header has the names and the number of shards: all of them are reserved
+        # together.
         if self._number is None:
             self._number = await self._streams.begin_restore(config, own)
         if config.erasure == "subject_key":

@@ -108,11 +108,15 @@ class Snapshotter:
             first: StreamMachine | None = None
             for shard_id in shard_ids:
                 machine = StreamMachine.load(shard_id, _NoFacts(), scan)
+                # The view is later than the request, and the stream may have been removed in
+                # between.
                 if machine.record is None:
                     raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
                 if first is None:
                     first = machine
                     yield writer.start()
+                # A change of the configuration reaches the shards one after the other, and the view
+                # may be of a moment in between.
                 _agree(first, machine)
                 deadlines = scan(keys.shard_key(keys.DEADLINE, shard_id))
                 for record in state_records(machine, deadlines, consumers=consumers):
@@ -131,9 +135,9 @@ class Snapshotter:
 
 
 def _agree(first: StreamMachine, machine: StreamMachine) -> None:
-    """Remove what an unfinished change has not brought to all shards of a stream.
+    """Give a shard the configuration of the first one, and only consumers that the first one has.
 
-    The first shard decides. A consumer that began at a cursor belongs to a socket and is left out.
+    A consumer that began at a cursor belongs to a socket and is left out.
     """
     assert first.record is not None
     assert machine.record is not None

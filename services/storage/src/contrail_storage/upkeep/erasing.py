@@ -196,7 +196,7 @@ class Erasures:
         for result in found:
             if isinstance(result, BaseException):
                 raise ApiError(errors.OUTCOME_UNKNOWN, str(result)) from result
-            # A message that a limit removed meanwhile is deleted all the same.
+            # A message that a limit has removed meanwhile counts as deleted.
             if getattr(result, "code", 0) != errors.SEQUENCE_NOT_FOUND.code:
                 expect(result, Removed)
         return bool(live)

@@ -134,8 +134,8 @@ class _SegmentReplay:
         view = memoryview(data)
         offset, self.next_batch = 0, segment.first_batch
         while limit is None or self.next_batch < limit:
-            # A number that does not follow is damage too: a file system may restore an old page,
-            # with a batch that was sound at its time.
+            # Another number is damage too, even in a sound batch: the batch that belongs here is
+            # missing.
             batch = codec.read_batch(view, offset, segment.salt)
             if batch is None or batch.number != self.next_batch:
                 self._judge(segment, data, offset, limit)

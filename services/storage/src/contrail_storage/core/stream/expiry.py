@@ -145,7 +145,7 @@ def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:
     ttl_ns = config.subject_delete_marker_ttl_ns
     # A message that arrived after the leader looked makes the marker unnecessary.
     names = [name for name in names if name not in state.subjects.ids]
-    # A marker that does not fit is left out, and the messages expire all the same.
+    # A marker that does not fit is left out. The messages expire anyway.
     if ttl_ns <= 0 or not state.subjects.has_capacity(len(names)):
         return
     headers: Headers = {

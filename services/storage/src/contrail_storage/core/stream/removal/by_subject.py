@@ -1,4 +1,4 @@
-"""Removing the oldest messages of subjects, wherever they are in the stream."""
+"""Removes the oldest messages of subjects, wherever they are in the stream."""
 
 from dataclasses import dataclass
 from typing import Final
