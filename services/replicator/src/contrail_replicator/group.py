@@ -92,7 +92,7 @@ class RaftGroup:
         self._tail_bytes = 0 if self._alone else _TAIL_BYTES
         # False before `start`, after `stop`, and while the node's log fails.
         self._running = False
-        # The term in which the owner was told that this node leads; 0 while it does not.
+        # The term in which `on_role` reported that this node leads; 0 while it does not.
         self._led_term = 0
         # The last index handed to `on_commit`. Invariant: <= commit index <= durable index.
         self._applied_index = applied_index

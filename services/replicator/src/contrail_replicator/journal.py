@@ -34,7 +34,7 @@ class GroupJournal:
         self.size = sum(len(data) for data, _, _ in entries)
         """Bytes of the entries held."""
         self.last_index = end
-        """Index of the newest entry, durable or not. Always that of the last of `_entries`."""
+        """Index of the newest entry, durable or not. Always the index of the last of `_entries`."""
         self.term = recovered.term
         """The current term, as last recorded; durable with `position`."""
         self.voted_for = recovered.voted_for

@@ -204,7 +204,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def propose(self, data: bytes, term: int) -> int | None:
         """Append an entry as the leader of `term`, send it to the peers, and return its index.
 
-        None, and nothing is appended, if this member does not lead that term any more.
+        None, and nothing is appended, if this member no longer leads that term.
         """
         # Two leaders of one term never exist, but a follower that appended an entry of its own in
         # the leader's term would have another entry at the same index and term.

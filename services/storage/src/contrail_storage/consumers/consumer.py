@@ -44,7 +44,7 @@ class Consumer:
     def __init__(
         self, stream: Stream, dispatchers: Sequence[Dispatcher], is_listed: Callable[[int], bool]
     ) -> None:
-        """``is_listed`` returns whether an id is that of a shard of any listed stream."""
+        """``is_listed`` returns whether a listed stream has a shard with that id."""
         self.stream = stream
         """The stream. It may be removed while somebody still holds this object."""
         self.dispatchers = tuple(dispatchers)

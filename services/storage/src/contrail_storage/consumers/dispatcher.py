@@ -40,7 +40,7 @@ from contrail_storage.replica.shard import Shard, woken
 JOIN_S: Final = 0.005
 _TIMER_MIN_S: Final = 0.001
 DELIVERED_MAX: Final = 10_000
-"""Deliveries of one command: those of one pull. Refused commands can add up to more than that."""
+"""Deliveries of one command at most. A pull has no more, but refused commands add up to more."""
 
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
@@ -77,7 +77,7 @@ class Dispatcher:
     last_active_s: float = 0.0
     """Loop time of the last use by a client."""
     closed: bool = False
-    """Whether the consumer or its stream is gone. Then no delivery is recorded any more."""
+    """Whether the consumer or its stream is gone. Then no more deliveries are recorded."""
     # Proposed commands without an outcome yet; `settle` waits for them.
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     # Selected sequences that are not proposed yet, in order; all of them are in flight.
@@ -103,7 +103,7 @@ class Dispatcher:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Counts the messages from `position` on.
     _count: PendingCount = field(init=False)
-    # Those of the consumer's other shards, which share `_lock`.
+    # The dispatchers of the consumer's other shards, which share `_lock`.
     _siblings: "tuple[Dispatcher, ...]" = ()
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class Dispatcher:
         self.last_active_s = asyncio.get_running_loop().time()
 
     def turn_to(self, consumer: ConsumerMachine) -> None:
-        """Use an equal machine from now on: that of a store that was opened again."""
+        """Use an equal machine from now on, because the store was opened again."""
         self.consumer = consumer
         self.deadlines.turn_to(consumer)
         self.reconfigured()
@@ -533,7 +533,7 @@ class Dispatcher:
             given_back.add_done_callback(lambda done: self.acknowledged(seqs, done))
 
     def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
-        """Acknowledgements were applied or lost; those of ``postponed`` moved deadlines."""
+        """Note applied or lost acknowledgements. Those of ``postponed`` moved deadlines."""
         if has_failed(done) or self.closed:
             return
         if postponed:

@@ -45,7 +45,7 @@ class PendingCount:
             self._count -= 1
 
     def pass_many(self, seqs: NDArray[np.int64], position: int) -> None:
-        """Subtract those of the matching ``seqs``, which ascend, that are below ``position``."""
+        """Subtract the matching ``seqs`` (ascending) that are below ``position``."""
         self._count -= int(np.searchsorted(seqs, min(position, self._counted_to + 1)))
 
     async def count(self, consumer: ConsumerMachine, wanted: SubjectFilter, low: int) -> int:

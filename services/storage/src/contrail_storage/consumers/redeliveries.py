@@ -95,7 +95,7 @@ class Redeliveries:
         return list(self._consumer.pending)
 
     def are_over(self, seqs: Iterable[int], limit: int, now_ns: int) -> list[int]:
-        """Return those of ``seqs`` whose last delivery, the ``limit``-th, timed out."""
+        """Return the ``seqs`` whose last delivery, the ``limit``-th, timed out."""
         pending = self._consumer.pending
         return [
             seq

@@ -383,7 +383,7 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True, omit_defaults=True)
 
 
 class KeepInterest(msgspec.Struct, tag=16, array_like=True):
-    """Remove messages that no consumer needs any more, within the range noted for that.
+    """Remove messages that no consumer needs, within the range that was noted for that.
 
     Checks at most ``messages_max`` messages in this entry.
     """

@@ -50,7 +50,7 @@ class Trimmed(msgspec.Struct, tag=30, array_like=True):
 
 
 class GoneOne(msgspec.Struct, tag=31, array_like=True):
-    """Delta of earlier versions, never written any more: the message ``seq`` left the stream."""
+    """Delta of earlier versions, no longer written: the message ``seq`` left the stream."""
 
     seq: int
 

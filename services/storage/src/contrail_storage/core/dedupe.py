@@ -93,8 +93,7 @@ class IdHashes:
     def present(self) -> NDArray[np.bool_]:
         """A mask: true where there is an id, that is, where the hash differs from NO_ID."""
         found: NDArray[np.bool_] = self.low != 0
-        # The first half of a real hash is zero once in 2^64; only then the second half is looked
-        # at.
+        # The first half of a real hash is zero once in 2^64. Only then the second half matters.
         if not found.all():
             found |= np.frombuffer(self.ids, np.uint64)[1::2] != 0
         return found

@@ -62,7 +62,7 @@ def oldest_in(
     if not len(positions):
         return positions
     owner = owner[positions]
-    # The rank of each among those of its subject: its position in a stable sort, less the first's.
+    # The rank of each message within its subject: its position in a stable sort, less the first's.
     order = np.argsort(owner, kind="stable")
     ordered = owner[order]
     rank = np.empty(len(order), np.int64)

@@ -1,6 +1,6 @@
 """Messages that a consumer gave up on; they stay in the stream so that they can be inspected.
 
-A stream with retention ``interest`` keeps them although they are not pending any more, whatever
+A stream with retention ``interest`` keeps them although they are no longer pending, whatever
 other consumers acknowledge (JetStream keeps them by its redelivered state). They are removed by
 limits, purges and deletes, with their consumer, and when ``max_deliver`` is raised.
 """

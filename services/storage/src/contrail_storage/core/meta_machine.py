@@ -217,7 +217,7 @@ class MetaMachine:
         return keys.small_key(keys.STREAM, cmd.META_SHARD, shard_id)
 
     def take_over(self, other: "MetaMachine") -> None:
-        """Replace the state by that of ``other``, which must not be used any more."""
+        """Replace the state by that of ``other``, which must not be used afterwards."""
         self.streams, self.erasures = other.streams, other.erasures
         self.changes += 1
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count

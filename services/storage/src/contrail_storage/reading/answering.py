@@ -89,7 +89,7 @@ class AnswerDeadline:
         )
 
     async def change(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of ``work``; OUTCOME_UNKNOWN if the log stands still for the timeout.
+        """Return the result of ``work``; OUTCOME_UNKNOWN if the log stops for the timeout.
 
         A change of many steps takes as long as it needs while the log makes progress.
         """

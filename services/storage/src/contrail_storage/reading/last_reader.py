@@ -1,8 +1,8 @@
 """The newest message of each subject as of a point of the stream, a page at a time.
 
-Subjects are taken in the order of their numbers, some at a time: they are "open". One pass goes
-backwards from the point over the blocks' subject columns and finds the newest message of each open
-subject. It skips blocks that cannot have one.
+The search goes through the subjects in the order of their numbers, some at a time, called "open".
+One pass goes backwards from the point over the blocks' subject columns and finds the newest message
+of each open subject. It skips blocks that cannot have one.
 
 At any time, no open subject has a message between the sequence that the pass has reached and the
 point. So the token of a page has only that sequence and the open subjects. A subject appears at

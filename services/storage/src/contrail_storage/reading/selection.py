@@ -194,7 +194,7 @@ def unseal(opener: ContentOpener, selection: Selection) -> Selection:
 def _opened(
     opener: ContentOpener, run: Run, positions: NDArray[np.intp]
 ) -> tuple[Run, NDArray[np.intp]]:
-    """Return a run with ``positions`` decrypted, and those of them whose keys exist."""
+    """Return a run with ``positions`` decrypted, and the positions whose keys exist."""
     block, low, stop = run
     if block.seals is None:
         return run, positions

@@ -66,7 +66,7 @@ class ReadableRows:
         """Kinds of rows that are incomplete, by shard."""
 
     def rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all rows; those of a shard in the order of their keys."""
+        """Yield all rows, the rows of each shard in the order of their keys."""
         for prefix in _OTHER_KINDS:
             yield from self._scan(prefix, META_SHARD, prefix[:1])
         for shard_id in sorted(self._numbers()):

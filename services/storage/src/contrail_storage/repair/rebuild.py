@@ -61,7 +61,7 @@ def rebuild(
     """Open the store, load it, and apply the log up to the indexes ``applied`` (None: all of it).
 
     If not ``writable``, the store is opened for reading, and later state stays in memory. Blocks;
-    ``given_up`` is called from this thread and says that nobody waits any more. Raises OSError,
+    ``given_up`` is called from this thread and says that nobody waits any longer. Raises OSError,
     StoreError (also when given up), or LogRottenError; then nothing is open.
     """
     store = options.open_store(options.data_dir / STORE_NAME)
@@ -83,7 +83,7 @@ def rebuild(
 class _Rebuilding:
     """Machines and blocks over one store. Used by one thread; the writer's reports to it.
 
-    ``_reports`` goes from the writer's thread to the using thread.
+    ``_reports`` passes reports from the writer's thread to the thread that uses this object.
     """
 
     def __init__(

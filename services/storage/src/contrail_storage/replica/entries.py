@@ -200,7 +200,7 @@ def _for_each(done: Done, outcome: Outcome) -> None:
 
 @dataclass(slots=True, eq=False)
 class CommandRequest:
-    """A command that is not an append: as it is logged, and with the future of its result."""
+    """A command that is not an append, in its logged form, with the future of its result."""
 
     shard_id: int
     command: Command

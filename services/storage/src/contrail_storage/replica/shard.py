@@ -77,7 +77,7 @@ class Shard:
         return self.config.name
 
     def check_readable(self) -> None:
-        """Raise STREAM_NOT_FOUND or DATA_LOST when there is nothing to read any more."""
+        """Raise STREAM_NOT_FOUND if the stream is gone, or DATA_LOST if it is damaged."""
         if not self.machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.damaged:

@@ -145,7 +145,7 @@ class StoreWriter:
         self.failed = False
         """Whether a write failed: memory is ahead of the store. Set by either thread."""
         self.submitted = self.settled = 0
-        """Jobs ever queued, and those of them that were reported back. Submitting thread only."""
+        """Numbers of jobs queued and of jobs reported back, ever. Submitting thread only."""
         # Monotonic time after which a stalled write fails; finite once `stop` is called.
         self._stall_until = math.inf
         self.batches = 0

@@ -89,7 +89,7 @@ class SlotColumns(NamedTuple):
 
 
 class Doomed(NamedTuple):
-    """A journal entry: a slot whose key is destroyed; its messages below ``below_seq`` go."""
+    """A journal entry: a slot whose key is destroyed; messages below ``below_seq`` go too."""
 
     slot: int
     generation: int

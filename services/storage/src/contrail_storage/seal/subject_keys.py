@@ -50,7 +50,7 @@ V = TypeVar("V")
 
 
 class SubjectKeysFullError(Exception):
-    """The node has as many subject keys as it can have."""
+    """The node has the maximum number of subject keys."""
 
 
 class SubjectKey(NamedTuple):
@@ -126,7 +126,7 @@ class SubjectKeys:
         self._live: Counter[int] = Counter()  # live keys by shard
         self._free: list[int] = []  # slots that can have a new key
         self._index = MarkIndex()  # live slots by mark
-        self._retired: set[int] = set()  # slots whose keys open and do not seal any more
+        self._retired: set[int] = set()  # slots whose keys open and no longer seal
         self._condemned: set[int] = set()  # slots to destroy unless they seal before that
         # Caches; `_lock`. A key that is retired, condemned or destroyed must leave `_sealing`.
         self._sealing: _Recent[tuple[int, str], SubjectKey] = _Recent(ciphers_max)
@@ -338,7 +338,7 @@ class SubjectKeys:
         return self._file
 
     def _add_slots(self, wanted: Sequence[tuple[int, str]], made: list[tuple[int, Slot]]) -> None:
-        """Add slots for those of ``wanted`` that have no key."""
+        """Add slots for the pairs of ``wanted`` that have no key."""
         for shard_id, subject in wanted:
             if self.sealing(shard_id, subject) is not None:
                 continue

@@ -175,7 +175,7 @@ class Directory:
         return bisect_right(self._bases, seq, self._start) - 1 - self._start
 
     def emptied(self, position: int) -> int:
-        """Number of messages of the block that are known to have no content any more."""
+        """Number of messages of the block that are known to be empty."""
         return self._emptied[self._start + position]
 
     def note_emptied(self, span: BlockSpan, messages: int) -> None:

@@ -156,7 +156,7 @@ class Rewriter:
                 return
         raise StoreFailedError(f"{len(wanted)} files were not rewritten")
 
-    # Values apart --------------------------------------------------------------------------------
+    # Blob files ----------------------------------------------------------------------------------
 
     def _is_stale(self, file: BlobFile, ranges: Sequence[Range]) -> bool:
         """Whether a file has garbage, and a key of ``ranges``, to which the garbage may belong."""
@@ -179,7 +179,7 @@ class Rewriter:
     def _vacate(self, files: Sequence[BlobFile]) -> None:
         """Write the current values of ``files`` to other files, so that these can be removed."""
         for group in _groups(files):
-            # All keys of the files, not only stale ones: a file goes only when no table refers to
+            # All keys of the files, not only stale ones: a file is removed when no table refers to
             # it.
             keys = sorted(set().union(*map(self._keys_of, group)))
             self._put_again(keys)

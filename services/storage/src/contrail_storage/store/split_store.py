@@ -23,7 +23,7 @@ class SplitStore:
         self._memory = memory
 
     def write(self, operations: Sequence[Operation]) -> None:
-        """Write all operations, those of each side as one atomic batch."""
+        """Write all operations, as one atomic batch in each store."""
         in_memory = [one for one in operations if _in_memory(one[1])]
         # Usually no row is in memory, and nothing is copied.
         durable: Sequence[Operation] = operations

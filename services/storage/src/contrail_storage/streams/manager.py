@@ -156,7 +156,7 @@ class StreamManager:
         return [shard for stream in self.listed() for shard in stream.shards]
 
     def is_listed(self, number: int) -> bool:
-        """Whether ``number`` is that of a shard of a listed stream; found without a search."""
+        """Whether a listed stream has a shard with the id ``number``. Needs no search."""
         shard = self._shards.get(number)
         record = None if shard is None else shard.machine.record
         if record is None:

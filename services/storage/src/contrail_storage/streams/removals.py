@@ -42,7 +42,7 @@ class Removals:
         """Remove messages below a sequence, all but the newest, or all; in slices.
 
         The stream of ``shards`` may be gone (STREAM_NOT_FOUND), and its name used by another one.
-        ``shredded``: the messages cannot be decrypted any more, so no rule keeps them.
+        ``shredded``: the messages can no longer be decrypted, so no rule keeps them.
         """
         if not all(shard.machine.exists for shard in shards):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
@@ -110,7 +110,7 @@ class Removals:
         shard.notify()
 
     async def enforce_interest(self, shard: Shard) -> None:
-        """Remove messages that no consumer needs any more: up to 16 slices of them.
+        """Remove messages that no consumer needs, in up to 16 slices.
 
         The housekeeper continues with what is left, and with what was interrupted.
         """

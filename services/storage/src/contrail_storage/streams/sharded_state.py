@@ -73,7 +73,7 @@ def sum_states(states: Sequence[StreamState]) -> StreamState:
 
 
 def sum_losses(losses: Sequence[DataLoss | None]) -> DataLoss | None:
-    """Return the newest accepted data loss of a stream from those of its shards.
+    """Return the newest accepted data loss of a stream, from the losses of its shards.
 
     Ranges of sequences belong to one shard, so they are left out.
     """

@@ -49,7 +49,7 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class Rot:
-    """A batch that was durable once cannot be read any more; nothing after it is used."""
+    """A batch that was durable once can no longer be read. Nothing after it is used."""
 
     segment: str
     offset: int

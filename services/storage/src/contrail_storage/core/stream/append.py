@@ -446,7 +446,7 @@ class _Checks:
         if expected is not None and expected.stream not in (None, config.name):
             return Refused(errors.EXPECTED_STREAM.code, f"the stream is {config.name}")
         # Before the expectations, as in JetStream: a publisher that repeats a message whose ack was
-        # lost gets the ack again, although its expectations do not hold any more.
+        # lost gets the ack again, although its expectations no longer hold.
         if twin:
             return twin
         if expected is not None:

@@ -132,7 +132,7 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
 def forget_gone(
     state: ShardState, step: Step, consumer: ConsumerMachine, seqs: Iterable[int]
 ) -> None:
-    """Remove those of ``seqs`` from pending that are not in the stream any more.
+    """Remove the ``seqs`` from pending that are no longer in the stream.
 
     A delivery is recorded after it was sent. A message that was removed in between must leave
     pending here: its removal is over, so no later command would do it.

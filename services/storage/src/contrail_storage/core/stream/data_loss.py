@@ -23,7 +23,7 @@ from contrail_storage.core.stream.shard_state import ShardState
 INDEX_STEP: Final = 1 << 24
 """More entries than a log ever holds: new indexes and versions start this far above the last."""
 NUMBER_STEP: Final = 1 << 16
-"""More consumers, epochs of one, or shards than anybody makes between two checkpoints."""
+"""More consumers, epochs of a consumer, or shards than are made between two checkpoints."""
 _CHUNK: Final = 1 << 20
 
 Mask = NDArray[np.bool_]

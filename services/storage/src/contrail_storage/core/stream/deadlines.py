@@ -18,7 +18,7 @@ from contrail_storage.core.deleted import PAGE, DeletedSet, Marks
 from contrail_storage.core.results import Writes
 
 NO_DEADLINE: Final = INT64_MAX + 1
-"""A bound above every deadline: there is none."""
+"""The bound without any deadline: later than every deadline."""
 
 DeadlineRow = tuple[int, bytes]
 """A deadline and the sequences (i64, ascending) that are due then."""

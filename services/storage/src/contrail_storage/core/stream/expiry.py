@@ -115,7 +115,7 @@ def _newest(
     last: dict[int, int] = {}
     stay: list[int] = []
     for sid, own, seq in zip(sids[losing].tolist(), newest[losing].tolist(), older, strict=True):
-        # If the leader's finding does not hold any more, `apply` must not search: it could read the
+        # If the leader's finding no longer holds, `apply` must not search: it could read the
         # whole stream. So the message stays, and the leader searches again.
         if 0 < seq < own and seq not in gone and state.is_live(seq):
             last[sid] = seq
@@ -125,7 +125,7 @@ def _newest(
 
 
 def _marked_subjects(state: ShardState, due: _Due, marking: I64Array) -> list[str]:
-    """The subjects of those of ``due`` that leave a marker if they are the last."""
+    """The subjects of the ``due`` messages that leave a marker if they are the last."""
     sids = due.sids[np.isin(due.seqs, marking)]
     return [state.subjects.name(sid) for sid in distinct(sids).tolist()]
 
@@ -140,7 +140,7 @@ def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> N
 
 
 def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:
-    """Store markers for those of the subjects ``names`` that have no message any more."""
+    """Store markers for the subjects ``names`` that have no messages left."""
     config = state.shard_config
     ttl_ns = config.subject_delete_marker_ttl_ns
     # A message that arrived after the leader looked makes the marker unnecessary.

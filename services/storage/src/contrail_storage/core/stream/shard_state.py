@@ -41,7 +41,7 @@ class Counters(msgspec.Struct, array_like=True):
     """The state that changes with every entry; ``digest`` is a CRC over all payloads ever appended.
 
     ``replaced`` maps a subject to a sequence: a roll-up has yet to remove its messages below that.
-    From ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs any more.
+    From ``keep_from`` up to ``keep_to`` there may be messages that no consumer needs.
     """
 
     first_seq: int

@@ -56,7 +56,7 @@ class SubjectTable:
     def __init__(self, shard_id: int) -> None:
         self.shard_id = shard_id
         self.numbered = SubjectNames(0)
-        """Names and slots of numbers. Replaced as a whole when slots are given out again."""
+        """Names and slots of numbers. Replaced as a whole when the slots are rebuilt."""
         self.ids = SubjectIds(self)
         """Numbers by name, of the subjects that have messages."""
         # By slot; the arrays may be longer than there are slots.
@@ -353,7 +353,7 @@ class SubjectTable:
         # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
         writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid))
-        # The highest number has no row any more, and a start would give it out again.
+        # The highest number has lost its row, and a start would give it to another subject.
         if sid == self.next_id - 1:
             self._put_next_id(writes)
 
@@ -564,7 +564,7 @@ class SubjectTable:
             return np.zeros(0, np.uint32)
         sids, first, last, counts = map(np.concatenate, parts)
         at = self.numbered.slots(sids)
-        # Delta rows may name subjects that died later: they have no name any more, and no slot.
+        # Delta rows may be of subjects that died later. These have neither a name nor a slot.
         kept = (at >= 0) & (at < self.size)
         at = at[kept]
         if self.unsettled:

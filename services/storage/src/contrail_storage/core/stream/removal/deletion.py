@@ -99,7 +99,7 @@ def leave_out(state: ShardState, seqs: I64Array, writes: Writes) -> None:
 
 
 def forget_replaced(state: ShardState) -> None:
-    """Drop unfinished roll-ups of subjects that have no messages any more."""
+    """Drop unfinished roll-ups of subjects that have no messages left."""
     counters, known = state.counters, state.subjects.ids
     if counters.replaced:
         counters.replaced = {name: seq for name, seq in counters.replaced.items() if name in known}
