@@ -30,7 +30,7 @@ _TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a reader finds the messages, and how many there are."""
+    """The address and number of the messages to read."""
 
     port: int
     server_pid: Pids

@@ -63,5 +63,5 @@ class Split:
     edge: Edge = "api"
 
     def __call__(self, bench: Bench) -> Measured | None:
-        """What the case measures."""
+        """The measurement of the case."""
         return self.measure(replace(bench, started=partial(split, self.edge)))

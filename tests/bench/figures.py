@@ -1,4 +1,4 @@
-"""What a benchmark measures, and what it is held against."""
+"""The cases of the benchmark, their results, and the references to compare them with."""
 
 import statistics
 from collections.abc import Callable, Sequence

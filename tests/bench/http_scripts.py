@@ -46,7 +46,7 @@ def http_request(path: str, content_type: str, body: bytes, accept: str = "*/*")
 
 
 def body_start(received: bytes, statuses: tuple[bytes, ...]) -> int:
-    """Where the body of a complete answer begins; 0 while the answer is incomplete.
+    """Return the start of the body of a complete answer; 0 while the answer is incomplete.
 
     BenchError if the answer has another status or no length.
     """
@@ -212,7 +212,7 @@ _acknowledged: Final = msgspec.json.Decoder(_Acknowledged)
 
 
 class Share:
-    """How many messages the connections of one consumer may still ask for."""
+    """The number of messages that the connections of one consumer may still request."""
 
     def __init__(self, messages: int) -> None:
         self._left = messages

@@ -48,7 +48,7 @@ class Ahead(Script, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to send where.
+    """The requests to send, and the server to send them to.
 
     ``scripts`` is called in the process of the load generator and gives one script for each
     connection. The load ends when they do, or ``seconds`` after the warm-up.

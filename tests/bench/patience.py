@@ -1,4 +1,4 @@
-"""Waiting for a quiet machine: a figure taken beside other busy processes says little."""
+"""Waiting for a quiet machine, because other busy processes would falsify the figures."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _LOOK_S: Final = 0.3
 
 
 class Patience:
-    """How long a whole run may still wait for other processes."""
+    """The time for which the rest of a run may wait for other processes."""
 
     def __init__(self, seconds: float) -> None:
         self.left_s = seconds
@@ -27,10 +27,10 @@ class Patience:
 
 
 def repeat(bench: Bench, once: Callable[[int], Run]) -> tuple[Run, ...]:
-    """As many runs as the scale asks for; ``once`` is given the number of the run.
+    """Return the runs of a case; ``once`` gets the number of the run.
 
-    With patience left, runs that were disturbed are repeated, at most as many again. The least
-    disturbed ones count, whatever they brought.
+    While there is patience left, disturbed runs are repeated, up to twice as many runs in all. The
+    least disturbed ones count, whatever their result.
     """
     runs: list[Run] = []
     wanted = bench.scale.runs

@@ -61,7 +61,7 @@ def rss_bytes(pid: Pids) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files below ``folder`` take on disk; one may be removed meanwhile."""
+    """Return the size on disk of the files below ``folder``, some of which may disappear."""
     blocks = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

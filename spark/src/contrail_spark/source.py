@@ -53,7 +53,7 @@ class ContrailDataSource(DataSource):
     """The data source named ``contrail``; the options are listed in ``contrail_spark.options``.
 
     The range is fixed once per ``load()``: every action, self-join and task retry on one DataFrame
-    reads the same messages.  Call ``load()`` again for newer ones.
+    reads the same messages. Call ``load()`` again for newer ones.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -68,7 +68,7 @@ class ContrailDataSource(DataSource):
         return "contrail"
 
     def schema(self) -> StructType:
-        """The requested columns.  Spark calls this once per ``load()``, so it fixes the range.
+        """The requested columns. Spark calls this once per ``load()``, so it fixes the range.
 
         Spark pickles this object afterwards, so every later call has the same plan.
         """
@@ -78,7 +78,7 @@ class ContrailDataSource(DataSource):
             return schema
 
     def reader(self, schema: StructType) -> ContrailBatchReader:
-        """A reader of the splits.  If the user gives ``.schema(...)``, Spark skips ``schema``."""
+        """A reader of the splits. If the user gives ``.schema(...)``, Spark skips ``schema``."""
         with message_first():
             projection = checked_projection(schema, self._parsed.columns)
             if self._plan is None:

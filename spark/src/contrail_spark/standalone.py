@@ -1,6 +1,6 @@
 """``python -m contrail_spark.standalone master|worker``: Spark's daemons, in the foreground.
 
-The package index has Spark without the scripts that start a standalone cluster.  This starts the
+The package index has Spark without the scripts that start a standalone cluster. This starts the
 same classes with the Java and the Python that :mod:`contrail_spark.session` would choose, and
 becomes that process: signals, exit status and log are Spark's own.
 """

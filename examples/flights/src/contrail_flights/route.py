@@ -47,7 +47,7 @@ class RouteReceiver:
     """Receives and acknowledges in its own thread, while the context lasts.
 
     A consumer delivers at least once, so a message whose ack was late may come again; only the
-    first delivery is tallied.  ``expected`` is the number of messages of the route.  The acks that
+    first delivery is tallied. ``expected`` is the number of messages of the route. The acks that
     complete it are sync acks, which are durable when they are answered.
     """
 
@@ -76,7 +76,7 @@ class RouteReceiver:
         self._thread.join()
 
     def finish(self) -> Tally:
-        """Wait until everything is delivered, and return its tally.  Call it after publishing."""
+        """Wait until everything is delivered, and return its tally. Call it after publishing."""
         self._published.set()
         self._thread.join(FINISH_TIMEOUT_S)
         if self._failure is not None:

@@ -50,7 +50,7 @@ def serving(port: int, data_dir: Path) -> Iterator[Server]:
     """A server on 127.0.0.1 (``port`` 0 takes a free one) for as long as the context lasts.
 
     It gets its own process group: Ctrl-C in a terminal reaches only this process, which then stops
-    the server cleanly.  Raises ServerError if it does not start.
+    the server cleanly. Raises ServerError if it does not start.
     """
     _check_free(port)
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def _token(file: Path | None) -> str | None:
 
 def _check_free(port: int) -> None:
     with socket.socket() as probe:
-        # As the server does: a port with connections in TIME_WAIT counts as free.
+        # The server sets this too: a port with connections in TIME_WAIT counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

@@ -45,7 +45,7 @@ def judge(info: StreamInfo | None, expected: Tally) -> Found:
     """Compare the stream with the messages that this run would publish.
 
     COMPLETE is an earlier run's stream with this run's tally and as many messages (Spark checks
-    their content later).  INCOMPLETE is one that was interrupted, or had another limit.  FOREIGN
+    their content later). INCOMPLETE is one that was interrupted, or had another limit. FOREIGN
     holds messages that no run of this job has published, and is never touched.
     """
     if info is None:
@@ -91,7 +91,7 @@ def publish_all(
     """Publish ``flights`` in order; ``on_progress`` gets the number confirmed by each answer.
 
     One batch is in flight at a time: with several, a later hour could be stored before an earlier
-    one.  A batch that is sent again after a lost answer stores nothing twice, because each message
+    one. A batch that is sent again after a lost answer stores nothing twice, because each message
     has an id.
     """
     begun = time.perf_counter()

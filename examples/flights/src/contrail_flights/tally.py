@@ -11,7 +11,7 @@ SEPARATOR = b"\n"
 class Tally:
     """The number of messages, and a sum of CRC-32: of ``subject``, a line feed and ``payload``.
 
-    A sum does not depend on order, and Spark can compute it too.  Count and sum together show lost,
+    A sum does not depend on order, and Spark can compute it too. Count and sum together show lost,
     doubled and changed messages.
     """
 
