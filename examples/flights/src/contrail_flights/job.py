@@ -141,7 +141,7 @@ class _Demonstration:
     def _stream(
         self, kept: bool, pulling: Consumer, pushing: Consumer
     ) -> tuple[Published | None, Tally, Tally]:
-        """Publish unless an earlier run did. One route is pulled and another pushed as it happens."""
+        """Publish unless an earlier run did, while one route is pulled and another one pushed."""
         with progress(self.console) as bars:
 
             def counter(what: str, total: int, *, visible: bool = True) -> Callable[[int], None]:
