@@ -114,4 +114,6 @@ class DirectExchange:
         parts.append(b"\r\n")
         head = b"".join(parts)
         lines = len(headers) + 2
+        # A line break in a value, for example from a stored header, would forge headers or an
+        # answer.
         return head if head.count(b"\n") == head.count(b"\r") == lines else None

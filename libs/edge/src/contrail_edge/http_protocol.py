@@ -53,7 +53,9 @@ class _JoinedWrites:
         self._transport = transport
         self._unread = unread
         self._loop = loop
+        # The head, until it is sent.
         self._head: bytes | None = None
+        # Sends a head without a body; None before the head.
         self._handle: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:

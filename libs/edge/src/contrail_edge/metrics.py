@@ -24,7 +24,9 @@ class EdgeMetrics(Collector):
     def __init__(self, state: EdgeState) -> None:
         self._registry = CollectorRegistry()
         self._unread = state.unread
+        # Numbers of answers by method, route template and status.
         self._answered: dict[tuple[str, str, int], int] = {}
+        # Durations by method and route template.
         self._times: dict[tuple[str, str], Timings] = {}
         self._registry.register(self)
         self._refused = Counter(

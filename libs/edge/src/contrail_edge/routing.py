@@ -154,6 +154,7 @@ class PathTable(Generic[_T]):
     """Maps path templates to values; a lookup uses the path's length and literal segments."""
 
     def __init__(self) -> None:
+        # By the number of segments, in the order in which they were added; the first match counts.
         self._patterns: Final[dict[int, list[_Pattern[_T]]]] = {}
 
     def add(self, template: str, value: _T) -> None:
@@ -172,6 +173,8 @@ class PathTable(Generic[_T]):
                     break
             else:
                 values = {name: segments[at] for at, name in pattern.names}
+                # An empty segment is no name. The path is unknown, and is not one of a shorter
+                # template.
                 if "" not in values.values():
                     return pattern.value, values
         return None

@@ -47,6 +47,7 @@ class Tickets:
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
+        # Derived, so that a ticket is never valid as an ack token. The first key signs.
         self._keys = [hmac.digest(key, _LABEL, hashlib.sha256) for key in keys]
 
     def issue(self, now_ns: int) -> Ticket:

@@ -16,7 +16,9 @@ class Bound:
 
     def __init__(self, link: ConsumeLink) -> None:
         self._link = link
+        # The open call that binds the consumer; None before `to` and after `end`.
         self._held: ConsumerHold | None = None
+        # Renews `_held` after each loss of the link.
         self._task: asyncio.Task[None] | None = None
 
     async def to(self, stream: str, consumer: str) -> None:

@@ -165,6 +165,7 @@ def _given(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     unknown = set(values) - known
     if unknown:
         raise SettingsError(f"unknown setting: {', '.join(sorted(unknown))}")
+    # A flag that was not given is None, and must not hide the default.
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -172,6 +173,7 @@ def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> d
     host = str(given.get("host", "127.0.0.1"))
     token = _token(given)
     loopback = is_loopback(host)
+    # Everybody who reaches the address could read and delete everything.
     if not loopback and token is None:
         raise SettingsError(
             f"listening on {host} requires a token (--token-file or CONTRAIL_TOKEN); without a "
@@ -278,6 +280,7 @@ def _encryption_keys(text: str, source: str) -> tuple[bytes, ...]:
 def _token(given: Mapping[str, Any]) -> str | None:
     path = _file(given, "token_file")
     token = given.get("token") if path is None else _read(path, "token file")
+    # Such a token could not be sent in an Authorization header.
     if token is not None and (not token or not str(token).isascii() or " " in str(token)):
         raise SettingsError("a token must be a non-empty line of ASCII without spaces")
     return None if token is None else str(token)

@@ -51,7 +51,9 @@ class Course:
 
     def __init__(self, begin: Begin) -> None:
         self._begin = begin
+        # The last sequence taken, by shard; under None if the stream has one shard.
         self._last_seqs: dict[int | None, int] = {}
+        # The server's last cursor; "" if the stream has one shard.
         self.cursor = ""
 
     def place(self, sub: Sub) -> Sub:

@@ -61,8 +61,11 @@ class Outbox(Generic[T]):
         self._max_bytes = max_bytes
         self._retry_s = retry_s
         self._patience_s = patience_s
+        # The sum of the sizes in `_all`.
         self._bytes = 0
+        # All messages without an outcome, by key. Keys ascend, so this is the publishing order.
         self._all: dict[int, Outgoing[T]] = {}
+        # Those of them to send on this socket, in the same order.
         self._unsent: dict[int, Outgoing[T]] = {}
 
     def __len__(self) -> int:

@@ -39,11 +39,15 @@ class AsyncOrderedReader(Feed[Delivered]):
     ) -> None:
         super().__init__(connection, stream, credit_msgs=credit_msgs, credit_bytes=credit_bytes)
         self._begin = begin_at(start)
+        # The position; None before the first look at the stream.
         self._course: Course | None = None
+        # When the stream was created: another time means that it is another stream.
         self._created = ""
         self._filter_subjects = texts(filter_subjects)
         self._on_gap = on_gap
+        # The task that looks at the stream and then subscribes.
         self._looking: asyncio.Task[None] | None = None
+        # Ask for columns, until a server refuses them.
         self._cols = True
 
     def disconnected(self, error: ContrailError) -> None:

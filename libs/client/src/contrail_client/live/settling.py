@@ -46,7 +46,9 @@ class Settling(Generic[T]):
 
     def __init__(self, sid: str) -> None:
         self._sid = sid
+        # Acknowledgements for the next frames, in order.
         self._waiting: list[Settlement[T]] = []
+        # Sequences that the socket holds.
         self._held: set[int] = set()
 
     def __bool__(self) -> bool:

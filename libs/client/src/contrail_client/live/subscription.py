@@ -96,8 +96,11 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
     ) -> None:
         super().__init__(connection, stream, credit_msgs=credit_msgs, credit_bytes=credit_bytes)
         self.consumer = consumer
+        # Acknowledgements that are not sent yet.
         self._settling: Settling[Waiter] = Settling(self._sid)
+        # Acknowledgements in frames whose answer somebody waits for, by the frame's number.
         self._awaited: dict[int, Sequence[Settlement[Waiter]]] = {}
+        # Set when queued acknowledgements were taken for sending, or the feed has ended.
         self._settled = asyncio.Event()
 
     def settle(

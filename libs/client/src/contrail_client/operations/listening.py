@@ -35,12 +35,16 @@ class EventReader:
         listed = ",".join(texts(types)) or None
         self._query = query_items({"stream": stream, "consumer": consumer, "types": listed})
         self._reconnecting = reconnecting
+        # The id of the last event, from which the next request continues.
         self._last_id = ""
         self._begin()
 
     def _begin(self) -> None:
+        # True once a byte of the answer has arrived.
         self._open = False
+        # The line that is not complete yet.
         self._tail = b""
+        # Fields of the event that is not complete yet.
         self._fields: dict[bytes, bytes] = {}
 
     def request(self) -> Request:

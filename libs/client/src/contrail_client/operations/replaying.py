@@ -103,8 +103,11 @@ class MessageReader:
     """
 
     def __init__(self, split: ReplaySplit) -> None:
+        # What is left to read: its start moves with each message.
         self._split = split
+        # Failures in a row without a message in between.
         self._failures = 0
+        # The start of the split at the last failure.
         self._failed_at = split.from_seq
         self._begin()
 

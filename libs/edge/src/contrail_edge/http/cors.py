@@ -61,6 +61,7 @@ class Cors:
     def preflight(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
         """Return the answer to a preflight request of a listed origin; None for other requests."""
         asked = b"access-control-request-method" in headers
+        # Other origins get the usual answer without CORS headers, which the browser refuses.
         if method != "OPTIONS" or not asked or not self._allows(headers.get(b"origin")):
             return None
         wanted = headers.get(b"access-control-request-headers", b"").lower().split(b",")

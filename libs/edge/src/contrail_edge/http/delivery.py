@@ -59,6 +59,7 @@ class Wire:
 
 async def deliver(request: Request, answer: Answer, send: Send, linger_s: float) -> None:
     """Send ``answer``; raise ClientGoneError if the reader of a stream has left."""
+    # The usual case: two messages, without the checks that other answers need.
     if isinstance(answer, Response) and not request.body_pending:
         headers = answer.wire_headers()
         headers.append((b"x-request-id", request.request_id))

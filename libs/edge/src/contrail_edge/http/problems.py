@@ -108,7 +108,9 @@ class Problems:
     """The problems of one batch. Those after ``REFUSALS_TOLD_MAX`` only name the error."""
 
     def __init__(self) -> None:
+        # Number of refusals so far.
         self._told = 0
+        # Shared problems without details, by code and `applied`.
         self._kinds: dict[tuple[int, bool | None], Problem] = {}
 
     def of(self, refused: ApiError | PubResult) -> Problem:
@@ -153,6 +155,7 @@ def problem_body(
 def problem_headers(error: ApiError) -> list[Header]:
     """Return the headers of a refusal, except those of its body."""
     headers: list[Header] = []
+    # These are about load, or about a state that passes, so they always say when to retry.
     if error.spec.status in (429, 503):
         seconds = _RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
         headers.append((b"retry-after", str(seconds).encode()))

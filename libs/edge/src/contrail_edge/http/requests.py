@@ -101,11 +101,15 @@ class Request:
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.headers: dict[bytes, bytes] = dict(self.raw_headers)
         self.path_values: dict[str, str] = {}
+        # The request was HEAD, and is handled as GET: its answer has no body.
         self.head_only = False
         self.receive = receive
         self.state = state
+        # Bytes of the body that are counted in `state.bodies`.
         self._reserved = 0
+        # Made when somebody waits for the end of the connection.
         self._gone: asyncio.Task[None] | None = None
+        # Made when it is first needed.
         self._id: bytes | None = None
         # True until the body has been read completely. The protocol clears it for direct requests.
         self.body_pending = (

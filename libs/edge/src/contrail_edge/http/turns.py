@@ -32,6 +32,7 @@ class Turn:
         if now_ns < self._look_ns:  # reading the CPU time is slower than the clock
             return False
         left_ns = self._over_ns - time.thread_time_ns()
+        # Before that time the CPU time cannot be used up, so it need not be read again.
         self._look_ns = now_ns + left_ns
         return left_ns <= 0
 

@@ -36,7 +36,9 @@ class FrameReader:
     def __init__(self, wire: Protocol, opcode: Opcode) -> None:
         """Read frames of ``opcode`` here; ``wire`` reads all others, and has the size limit."""
         self._wire = wire
+        # The first byte of a frame that is read here: complete, and of the sub-protocol's kind.
         self._plain = FINAL | opcode
+        # The start of a head that has not arrived completely.
         self._begun = b""
         self._missing = 0  # bytes until the end of the frame that the library is reading
 

@@ -276,12 +276,19 @@ class ChunkStream(AsyncIterator[bytes]):
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._number = 0
+        # Credit that storage has at the beginning.
         self._window = 0
+        # Bytes that the reader has taken, and whose credit was not given back yet.
         self._taken = 0
+        # Pieces that the reader has not taken.
         self._pieces: deque[bytes] = deque()
+        # No piece follows: the stream has ended, was cut or was closed.
         self._complete = False
+        # Why the stream was cut.
         self._error: ApiError | None = None
+        # Wakes the reader that waits for a piece.
         self._news: asyncio.Future[None] | None = None
+        # Done when storage has accepted the request.
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def begin(self, method: Method[Any], body: bytes, limits: LinkLimits) -> None:

@@ -59,8 +59,11 @@ class FrameReader:
 
     def __init__(self, body_bytes_max: int) -> None:
         self._body_bytes_max = body_bytes_max
+        # The incomplete frame, as it arrived. It is joined once it is complete, not for each chunk.
         self._parts: list[bytes] = []
+        # Bytes in `_parts`.
         self._have = 0
+        # Bytes of the incomplete frame, or of its head while that is incomplete.
         self._need = HEAD_BYTES
 
     def feed(self, data: bytes) -> list[Frame]:

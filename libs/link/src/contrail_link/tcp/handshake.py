@@ -40,6 +40,7 @@ class Handshake:
         self._key = key
         self._nonce = nonce
         self._awaited_bytes = awaited_bytes
+        # Bytes of the peer that are not handled yet; fewer than `_awaited_bytes`.
         self._read = b""
         self.done = False
         self.rest = b""

@@ -62,7 +62,9 @@ class LinkServer:
         """Number of refused requests by method."""
         self.numbers = itertools.count()
         """Numbers for connections, in the order of their arrival."""
+        # A refused connection was logged since the last client that proved itself.
         self._complained = False
+        # Set by `stop`, and done when no request is running.
         self._quiet: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None]
         self._server: asyncio.Server
@@ -224,7 +226,9 @@ class ServerConnection(FramedConnection):
         self.busy = self.busy_bytes = self.waits = 0
         self._owner = owner
         self._link = owner.link
+        # Running requests by number.
         self._works: dict[int, Work] = {}
+        # The context of the request with this number, which must be the next one.
         self._context: tuple[int, RequestContext] | None = None
 
     # Connection ----------------------------------------------------------------------------------

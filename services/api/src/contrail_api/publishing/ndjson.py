@@ -45,7 +45,9 @@ class Lines:
     """Divides a body, which may arrive in any chunks, into lines; drops blank lines."""
 
     def __init__(self) -> None:
+        # Parts of the line that is not complete yet.
         self._parts: list[bytes] = []
+        # Complete lines that were not taken, and their bytes.
         self._ready: list[bytes] = []
         self._ready_bytes = 0
 

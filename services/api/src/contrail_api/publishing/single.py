@@ -200,6 +200,7 @@ class SinglePublish:
         self._payload_bytes_max = settings.payload_bytes_max
         self._unanswered_max = settings.unanswered_publishes_max
         self._unanswered_bytes_max = settings.unanswered_bytes_max
+        # Publishes with `ack=none` that storage has not finished, and the bytes of their payloads.
         self._unanswered = self._unanswered_bytes = 0
 
     def routes(self) -> tuple[Route, ...]:

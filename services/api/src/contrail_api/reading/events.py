@@ -132,6 +132,7 @@ class Events:
 
     def __init__(self, link: StorageLink) -> None:
         self._link = link
+        # Open answers, at most LISTENERS_MAX.
         self._listeners = 0
 
     def routes(self) -> tuple[Route, ...]:

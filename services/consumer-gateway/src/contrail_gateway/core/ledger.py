@@ -50,6 +50,7 @@ class Ledger:
     """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
+        # A dict and not a set, because it keeps the order in which messages were sent.
         self._held: dict[int, None] = {}
         self._held_max = held_max
 

@@ -91,8 +91,10 @@ class Session:
         self.heartbeat_ns = HEARTBEAT_DEFAULT_NS
         self.subscriptions: dict[str, Subscription] = {}
         self.draining = False
+        # Messages and acknowledgements without an answer from storage, and their bytes.
         self._outstanding = 0
         self._outstanding_bytes = 0
+        # Time of the last frame; a draining socket waits for silence.
         self._heard_ns = now_ns
 
     # Who -----------------------------------------------------------------------------------------

@@ -208,6 +208,7 @@ class Codec:
     def __init__(self, opcode: Opcode, frame: Any, form: Any, large: Form, pack: Pack) -> None:
         self.opcode = opcode
         self.packed = opcode is Opcode.BINARY
+        # Messages are decoded as a whole. Only if that fails, each frame is decoded by itself.
         self._one = form.Decoder(frame)
         self._many = form.Decoder(list[frame])
         self._parts = form.Decoder(list[msgspec.Raw])

@@ -44,6 +44,7 @@ class Publishes:
 
     def __init__(self, host: PublishHost) -> None:
         self._host = host
+        # Ids and messages of the frames that are not passed on yet; equally long.
         self._ids: list[FrameId | None] = []
         self._messages: list[PublishMessage] = []
 

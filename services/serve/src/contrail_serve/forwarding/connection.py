@@ -29,10 +29,14 @@ class PeerConnection(asyncio.Protocol):
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        # It has carried a request: if it is lost now, the peer may have closed it as idle.
         self.used = False
         self.lost = False
+        # Loop time at which it became idle.
         self.idle_since = 0.0
+        # The answer that is being received; None between requests.
         self._exchange: Exchange | None = None
+        # Cleared while the write buffer is full.
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.Transport
@@ -139,10 +143,14 @@ class Exchange:
         self._head_only = head_only
         self._unread = unread
         self._parser = httptools.HttpResponseParser(self)
+        # Pieces of the body that the client has not got yet, and their size.
         self._pieces: deque[bytes] = deque()
         self._held = 0
+        # Reading from the peer is paused, because `_held` is above its limit.
         self._paused = False
+        # The answer is incomplete and will stay so.
         self._lost = False
+        # Wakes the reader that waits for a piece.
         self._news: asyncio.Future[None] | None = None
 
     # Parser callbacks ----------------------------------------------------------------------------

@@ -38,7 +38,9 @@ class Forwarder(Collector):
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Numbers of forwarded requests, by outcome.
         self._ended: Counter[str] = Counter()
+        # Forwarded sockets, for the metrics.
         self._splices: WeakSet[Splice] = WeakSet()
 
     def drain(self) -> None:
@@ -153,6 +155,7 @@ class _Forwarding:
         self._body: asyncio.Task[None] | None = None
         self._sent = True
         """False while a part of the body is unsent: the connection cannot take another request."""
+        # The answer may take long by design, so a stop of this process must end it.
         self._waits = (
             request.raw_path.endswith(b"/next")
             or b"wait=" in request.query_string

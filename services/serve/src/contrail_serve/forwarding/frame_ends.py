@@ -17,8 +17,11 @@ class FrameEnds:
     """
 
     def __init__(self) -> None:
+        # The answer to the handshake, until its end was found.
         self._answer: bytearray | None = bytearray()
+        # The head of the current frame, while it is incomplete.
         self._head = bytearray()
+        # Bytes of the current frame's content that have not come yet.
         self._left = 0
         self.between = False
         """True if the bytes so far end with a complete frame or the answer to the handshake."""

@@ -27,8 +27,12 @@ class Peers:
     def __init__(self, kind: str, addresses: Sequence[Address]) -> None:
         self.kind = kind
         self._addresses = list(addresses)
+        # Idle connections by address, the most recently used last.
         self._idle: dict[Address, list[PeerConnection]] = {one: [] for one in addresses}
+        # Loop times until which unreachable peers are asked last. An entry stays until the peer
+        # is reachable again, so that the warning is logged once.
         self._dead_until: dict[Address, float] = {}
+        # Counts requests, so that each begins with another address.
         self._turn = 0
 
     def in_turn(self) -> list[Address]:

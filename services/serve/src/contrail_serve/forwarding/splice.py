@@ -80,6 +80,7 @@ class _PeerHalf(_Half):
     def __init__(self) -> None:
         super().__init__()
         self._ends = FrameEnds()
+        # A close frame is due at the end of the current frame; it was sent.
         self._leaving = self._left = False
         self._ended = False
         """True once the peer has closed its sending side, and so has this process to the client."""
@@ -137,10 +138,14 @@ class Splice(_Half):
         self._request = request
         self._connections = connections
         self._peers = peers
+        # Bytes for the peer, until it is connected.
         self._ahead: list[bytes] = [handshake_head(request)]
         self._ahead_bytes = 0
+        # The other connection, once there is one.
         self._peer: _PeerHalf | None = None
+        # Ends a connection whose client does not close it after a shutdown.
         self._cut: asyncio.TimerHandle | None = None
+        # Reading is paused until the peer is connected.
         self._paused = False
         transport.set_protocol(self)
         connections.add(self)
