@@ -106,6 +106,7 @@ class _Chunks:
         while filled < size:
             count = self._response.readinto(view[filled:])
             if count == 0:
+                # Arrow asks for exactly what its heads announce, so the body ended too early.
                 self.cut = True
                 return buffer.slice(0, filled)
             filled += count
@@ -251,6 +252,7 @@ def _raise_refusal(response: http.client.HTTPResponse, what: str) -> NoReturn:
             response.status,
             name,
         )
+    # Retention has removed the start of the range; with `clamp` the server would not say so.
     if response.status == GONE:
         raise DataLossError(
             f"{text}. Messages were removed before they were read. To continue with the "

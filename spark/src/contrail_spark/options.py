@@ -159,6 +159,7 @@ def parse_url(text: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"must be an http:// or https:// origin such as {DEFAULT_URL}")
+    # They would be shown in plans and errors.
     if parts.username or parts.password:
         raise ValueError("credentials do not belong in a URL; use token or tokenFile")
     if parts.path or parts.query or parts.fragment:

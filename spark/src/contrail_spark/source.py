@@ -40,6 +40,7 @@ class ContrailBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The record batches of one partition; None means that the plan has no partitions."""
+        # Spark calls `read` once with None if there are no partitions.
         if not isinstance(partition, SplitPartition):
             return
         client = ReplayClient(self._options)

@@ -146,6 +146,8 @@ class PushedRoute(RouteReceiver):
             while True:
                 message = messages.next(timeout_s=PUSH_SILENCE_S)
                 if message is not None:
+                    # The last ack is durable when it is answered, so the check after it finds
+                    # nothing pending.
                     if self._take(message):
                         message.ack_sync()
                     else:

@@ -51,6 +51,7 @@ def judge(info: StreamInfo | None, expected: Tally) -> Found:
     if info is None:
         return Found.NOTHING
     noted = info.config.get("metadata", {}).get(MARK)
+    # Never delete what others have published.
     if noted is None or info.state.messages > _count(noted):
         return Found.FOREIGN
     if noted == _note(expected) and info.state.messages == expected.count:

@@ -174,6 +174,7 @@ def normalise_stream(
     _check_shards(rules, config)
     _check_erasure(rules, config)
     if draft.get("sealed", False):
+        # Sealing overrides the fields that the rules below are about.
         return sealed(config)
     if config.discard_new_per_subject:
         if config.discard != "new":

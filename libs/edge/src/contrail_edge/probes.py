@@ -107,6 +107,7 @@ class Probes:
 
     async def _ticket(self, request: Request) -> Answer:
         del request
+        # A cached ticket would be used twice, and refused.
         headers = [(b"cache-control", b"no-store")]
         return json_response(200, self._tickets.issue(time.time_ns()), headers)
 

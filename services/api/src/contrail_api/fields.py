@@ -93,7 +93,9 @@ def stands_at_default(body: BaseModel, name: str) -> bool:
     if isinstance(value, BaseModel):
         return all(stands_at_default(value, inner) for inner in type(value).model_fields)
     default = type(body).model_fields[name].default
+    # JetStream's clients send 0 or -1 for no limit.
     unlimited = default == -1 and isinstance(value, int) and value <= 0
+    # Empty values of any kind mean the same: null, an empty list, an empty text.
     return bool(value == default or unlimited or not (value or default))
 
 

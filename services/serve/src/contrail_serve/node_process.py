@@ -120,6 +120,7 @@ async def _running_node(
     starting = asyncio.create_task(node.start())
     await first_done(starting, stopping.wait())
     if stopping.is_set():
+        # Recovery may take long; SIGTERM must not wait for it.
         await node.stop()
         await asyncio.gather(starting, return_exceptions=True)
         raise StoppedEarlyError("stopped before the node had started")
@@ -165,6 +166,7 @@ def _check_ack_key(settings: ServeSettings) -> None:
     try:
         read_node_file(Files(), settings.data_dir / "ack.key")
     except FileNotFoundError:
+        # The first start, or a folder of a storage process, which needs no such key.
         return
     except NodeFileDamagedError as error:
         raise StartError(f"stored data is damaged: {error}. {_WAY_OUT}") from error

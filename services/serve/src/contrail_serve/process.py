@@ -111,6 +111,7 @@ async def serve_http(
     url = f"http://{authority(listener)}"
     _log.info("serving", url=url, **announced)
     print(json.dumps({"ready": True, "url": url, "pid": os.getpid(), **announced}), flush=True)
+    # After the ready line, because FastAPI takes longer to import than everything else.
     loading = asyncio.create_task(app.load())
     loading.add_done_callback(lambda _: gc.freeze())
     await _first_of(serving, until)

@@ -151,6 +151,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
                 try:
                     info = await self.get_stream(name)
                 except NotFound:
+                    # Another client has deleted it in between: try to create it again.
                     if attempt == ensuring.ATTEMPTS:
                         raise refusal from None
                     continue

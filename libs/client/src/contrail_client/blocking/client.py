@@ -146,6 +146,7 @@ class Contrail(ArrowReplays):
                 try:
                     info = self.get_stream(name)
                 except NotFound:
+                    # Another client has deleted it in between: try to create it again.
                     if attempt == ensuring.ATTEMPTS:
                         raise refusal from None
                     continue

@@ -135,6 +135,7 @@ class Consumer:
                 while unread:
                     yield unread.popleft()
             finally:
+                # If the caller leaves the loop, what it has not read returns to the consumer.
                 with suppress(ContrailError):  # if it fails, they return after the `ack_wait`
                     self.nak(*(each for each in unread if each.ack_token), sync=True)
 

@@ -117,6 +117,7 @@ def confirm(question: str, yes: bool) -> None:
     """
     if yes:
         return
+    # A script must not hang at a question, and must not destroy anything by accident.
     if sys.stdin is None or not sys.stdin.isatty():
         raise Misuse(
             f"{question} Cannot ask for confirmation without a terminal; pass --yes to confirm"

@@ -43,6 +43,7 @@ def read_context(
     context = None if address else saved.in_use(environ)
     if context is None:
         return Context(address or DEFAULT_URL, token)
+    # A token that was given for this command goes before one that was saved.
     if token is None and context.token_file:
         token = _read_token(Path(context.token_file))
     return Context(context.url, token)

@@ -81,6 +81,7 @@ def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
         _discard_output()  # the reader has closed the pipe, as `| head` does: not worth a message
         return FAILED
     except Exception as error:
+        # Writing to stdout has failed. Python would try again when it ends, and print a traceback.
         if isinstance(error, OSError) and error.filename is None:
             _discard_output()
         if type(error).__name__ == "NoArgsIsHelpError":

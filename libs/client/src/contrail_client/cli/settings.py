@@ -288,6 +288,7 @@ def _read_table(config: Path | None) -> dict[str, Any]:
         raise SettingError(f"{config}: {error.strerror}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingError(f"{config}: {error}") from error
+    # The server and the client commands may share a file.
     table.pop(CLIENT, None)
     unknown = sorted(set(table) - KNOWN)
     if unknown:

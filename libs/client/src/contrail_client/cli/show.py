@@ -188,6 +188,7 @@ def _write(line: bytes) -> None:
 def _as_api(found: Delivered) -> dict[str, Any]:
     """A message that came in msgpack, as the API has it in JSON."""
     fields = msgspec.structs.asdict(found)
+    # The API leaves these fields out where they have no value.
     if not found.ack_token:
         del fields["ack_token"]
     if found.shard is None:

@@ -59,6 +59,7 @@ class LoopThread:
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as error:
+            # The loop has ended. Python warns of a coroutine that is neither awaited nor closed.
             work.close()
             raise Closed("the client is closed") from error
         try:
@@ -98,6 +99,7 @@ class Connection:
                 self._started = (thread, *thread.run(self._start()))
             thread, _, connection = self._started
 
+        # In the thread, because participants may only be made where their event loop runs.
         async def made() -> T:
             return kind(connection)
 
@@ -123,7 +125,9 @@ class Publication(Future[PubAck]):
 
     def __init__(self) -> None:
         super().__init__()
+        # The caller has asked for the outcome, so `flush` need not report a failure.
         self.asked = False
+        # The publication in the thread; None until the publisher has accepted the message.
         self._inner: AsyncPublication | None = None
 
     def result(self, timeout: float | None = None) -> PubAck:
@@ -144,6 +148,7 @@ class Publication(Future[PubAck]):
     def follow(self, inner: AsyncPublication) -> None:
         """Take over the outcome of `inner` when it is done; runs in the client's thread."""
         self._inner = inner
+        # The caller may have asked before the publisher accepted the message.
         if self.asked:
             inner.mark_seen()
         inner.add_done_callback(self._settle)
@@ -211,6 +216,7 @@ class Publisher:
             self._inbox.append((message, publication))
             begin = not self._busy
             self._busy = True
+        # One call into the thread starts the task; it then takes what further callers add.
         if begin:
             try:
                 self._thread.call(self._begin_passing)
@@ -260,6 +266,7 @@ class Publisher:
 
     async def _flush(self) -> None:
         while self._busy:
+            # `_passing` may be of an earlier turn, while the call that replaces it is due.
             await asyncio.sleep(0)
             if self._passing is not None:
                 await self._passing
@@ -306,6 +313,7 @@ class PushedMessage(MessageFacts):
         self._thread.run(self._inner.ack_sync())
 
     def _settle(self, kind: Kind, option: Option = None) -> None:
+        # Claimed here, so that a second acknowledgement raises in the caller.
         self._inner.claim()
         self._thread.call(self._inner.settle_claimed, kind, option)
 
@@ -316,6 +324,7 @@ class BlockingFeed(Generic[T, R]):
     def __init__(self, thread: LoopThread, feed: Feed[T]) -> None:
         self._thread = thread
         self._feed = feed
+        # Messages that were passed to this side and not read yet, oldest first.
         self._fetched: deque[R] = deque()
 
     @property

@@ -84,6 +84,7 @@ def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]
     def parse(answer: Answer) -> BatchResult:
         durability = answer.headers.get("durability", "")
         results = tuple(_result(stream, ack, durability) for ack in _acks(answer).results)
+        # Results are matched by position, so a missing one would confirm the wrong messages.
         if len(results) != len(messages):
             raise ValueError(f"{len(results)} results for {len(messages)} messages")
         return BatchResult(results)

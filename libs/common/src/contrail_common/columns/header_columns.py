@@ -274,6 +274,7 @@ def join_headers(parts: Sequence[tuple[AnyHeaders | None, int]]) -> AnyHeaders |
     if not found:
         return None
     uniform = [headers for headers in found if isinstance(headers, UniformHeaders)]
+    # Otherwise use the general form: nothing is lost, and readers accept both.
     if len(uniform) == len(parts) and all(each.names == uniform[0].names for each in uniform):
         return UniformHeaders(uniform[0].names, join_texts([each.values for each in uniform]))
     zero = bytes(4)

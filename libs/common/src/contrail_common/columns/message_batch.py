@@ -85,6 +85,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
         """Return the messages from position ``start`` up to ``stop``."""
         if stop - start == self.count:
             return self
+        # A part must not carry the subjects of the others: they count for its size.
         subjects, index = used_subjects(self.subjects, as_u32(self.subject_index)[start:stop])
         return MessageBatch(
             subjects,

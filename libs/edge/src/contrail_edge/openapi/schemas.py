@@ -150,6 +150,7 @@ def _with_parts(schema: Schema) -> dict[str, Any]:
 def _retype_tuple(schema: dict[str, Any]) -> None:
     if "prefixItems" not in schema:
         return
+    # Generators know arrays of one type.
     first, *others = schema.pop("prefixItems")
     assert all(other == first for other in others), "a tuple of several types has no plain schema"
     schema["items"] = first

@@ -124,6 +124,7 @@ class OneMessage:
         if names_json(request.headers.get(b"accept")):
             return await self.get_json(request)
         stream, _, stored, position = await self._one(request)
+        # The payload and its type come from a publisher, who may be an attacker of the reader.
         headers = to_response(stream, stored) + position + _INERT
         return Response(200, stored.payload, payload_type(stored), headers)
 

@@ -76,6 +76,7 @@ def one_shard(shard: int | msgspec.UnsetType) -> int | None:
 def path_seq(request: Request) -> int:
     """Return the sequence in the path."""
     text = request.path_values["seq"]
+    # `int` accepts more, such as signs, white space and digits of other scripts.
     if not (text.isascii() and text.isdigit() and len(text) <= _SEQ_DIGITS_MAX):
         raise invalid_field("seq", "must be a sequence number")
     seq = int(text)

@@ -212,6 +212,7 @@ class Ranges:
             events.headers.extend(position)
             return events
         read = self._link.read_range(asked)
+        # A read that does not wait needs no task, and no place among the waiting requests.
         found = await (request.while_wanted(read) if wait_ns else read)
         if wait_ns and not found.messages:
             return no_content(position)

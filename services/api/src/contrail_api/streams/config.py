@@ -163,6 +163,7 @@ def stream_draft(body: StreamConfigBody) -> StreamDraft:
     for name in _ONLY_DEFAULT:
         if not stands_at_default(body, name):
             raise unavailable(errors.STREAM_CONFIG_INVALID, name)
+    # Only given fields: pedantic mode treats a given value differently from a default.
     draft = {
         _DRAFT_KEYS[name]: getattr(body, name)
         for name in body.model_fields_set

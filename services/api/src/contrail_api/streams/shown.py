@@ -279,6 +279,7 @@ def _state_json(state: StreamState) -> StreamStateJson:
 
 def info_response(info: StreamInfo, *, created: bool) -> Response:
     """Return a stream's info with its ETag and durability; 201 with its Location if it is new."""
+    # The guarantee belongs to the stream, so a client can know it before the first publish.
     headers = [etag(info.version), (b"durability", info.durability.encode())]
     if created:
         location = f"{COLLECTION}/{quote(info.config.name, safe='')}"

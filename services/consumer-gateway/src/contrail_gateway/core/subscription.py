@@ -96,6 +96,7 @@ class Subscription:
     def wanted(self) -> PullTerms | None:
         """Return the terms of the next pull, or None if there is no credit for a message."""
         credit = self.credit
+        # Messages that are held back come first; until then, leave new ones to other subscribers.
         if not credit.open or self.held_back:
             return None
         if self._one:

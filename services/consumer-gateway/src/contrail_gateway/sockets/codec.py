@@ -325,6 +325,7 @@ class Codec:
                 yield self._part(part)
         except ApiError as error:
             error.applied = False
+            # The frame is refused by its id; the other frames of the message are handled.
             yield Misunderstood(frame.id, getattr(frame, "sid", None), error)
 
     def messages(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> bytes:

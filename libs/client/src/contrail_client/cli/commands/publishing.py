@@ -192,6 +192,7 @@ def _publisher(
 
     A message that may have been stored is resent only while the stream remembers its id.
     """
+    # After that time, the stream may have forgotten the id and would store the message twice.
     retry_s = min(retry_for, _remembered_s(session, subject))
     with (
         session.connect(reconnect_s=retry_for) as client,

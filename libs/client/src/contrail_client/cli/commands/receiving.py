@@ -83,6 +83,7 @@ def _consume(
     ack: bool,
     raw: bool,
 ) -> None:
+    # Do not receive more than is printed: other subscribers would have to wait for the rest.
     credit = min(count or CREDIT_MSGS, CREDIT_MSGS)
     with session.client.subscribe(stream, consumer, credit_msgs=credit) as messages:
         for number in _numbers(count):
