@@ -28,7 +28,7 @@ def oversized(file: File) -> list[str]:
     """
     problems = [
         f"{file.path}:{function.lineno}: {function.name} has {length} lines"
-        for function in _functions(file.tree)
+        for function in _functions(file)
         if (length := _length(function)) > FUNCTION_LINES_MAX
     ]
     lines = file.text.count("\n")
@@ -41,7 +41,7 @@ def deeply_nested(file: File) -> list[str]:
     """Functions whose blocks nest deeper than NESTING_MAX; `elif` adds no level."""
     return [
         f"{file.path}:{function.lineno}: {function.name} nests {depth} blocks"
-        for function in _functions(file.tree)
+        for function in _functions(file)
         if (depth := _depth(function.body)) > NESTING_MAX
     ]
 
@@ -59,7 +59,7 @@ def unexplained_fields(file: File) -> list[str]:
     """
     lines = file.text.splitlines()
     problems = []
-    for found in ast.walk(file.tree):
+    for found in file.nodes:
         if not isinstance(found, ast.ClassDef):
             continue
         fields = list(_private_fields(found))
@@ -120,13 +120,13 @@ def sleeping(file: File) -> list[str]:
     """
     allowed = {
         id(node)
-        for function in _functions(file.tree)
+        for function in _functions(file)
         if function.name.startswith("wait_")
         for node in ast.walk(function)
     }
     return [
         f"{file.path}:{node.lineno}: a test sleeps"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call)
         and _last_name(node.func) == "sleep"
         and not _is_zero(node.args)
@@ -138,7 +138,7 @@ def reading_clock_or_chance(file: File) -> list[str]:
     """Code that reads the time or random numbers instead of taking them as arguments."""
     return [
         f"{file.path}:{node.lineno}: {ast.unparse(node)}"
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Attribute)
         and (
             (node.attr in CLOCK_METHODS and _last_name(node.value) in CLOCK_OWNERS)
@@ -147,8 +147,8 @@ def reading_clock_or_chance(file: File) -> list[str]:
     ]
 
 
-def _functions(tree: ast.AST) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+def _functions(file: File) -> Iterator[Function]:
+    return (node for node in file.nodes if isinstance(node, Function))
 
 
 def _length(function: Function) -> int:

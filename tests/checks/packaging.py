@@ -82,7 +82,7 @@ def _declared(project: File) -> Iterator[str]:
 
 
 def _imports(file: File) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name.partition(".")[0], node.lineno

@@ -27,16 +27,21 @@ class File:
         """The parsed Python module."""
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return tuple(ast.walk(self.tree))
+
     @property
     def classes(self) -> Iterator[str]:
         """Names of the classes that are defined anywhere in the module."""
-        return (node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+        return (node.name for node in self.nodes if isinstance(node, ast.ClassDef))
 
     @property
     def functions(self) -> Iterator[str]:
         """Names of the functions and methods that are defined anywhere in the module."""
         kinds = ast.FunctionDef | ast.AsyncFunctionDef
-        return (node.name for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return (node.name for node in self.nodes if isinstance(node, kinds))
 
     @property
     def is_python(self) -> bool:
