@@ -24,6 +24,15 @@ TIMEOUT_S = 240.0
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PRINTED = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.MULTILINE)
 STRICT = 'curl() { command curl --fail-with-body --silent --show-error "$@" && echo; }\n'
+SEPARATOR = "\f\n"
+ONE_BY_ONE = f"""
+import sys
+for number, text in enumerate(sys.argv[1:]):
+    if number:
+        print({SEPARATOR!r}, end="")
+    exec(compile(text, f"block {{number + 1}}", "exec"), {{"__name__": "__main__"}})
+"""
+"""Runs programs in one interpreter, each with names of its own."""
 # Run by tests/spark, which starts Spark once.
 SPARK = "contrail_spark"
 
@@ -38,10 +47,10 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "libs/client/README.md", *sorted(ROOT.gl
 PAGES = [page for page in DOCUMENTS if examples(page)]
 
 
-def run(language: str, text: str, url: str, folder: Path) -> str:
-    """What a program prints; any failure of it or of a command in it fails the test."""
+def run(language: str, texts: list[str], url: str, folder: Path) -> list[str]:
+    """What programs print; any failure of one or of a command in it fails the test."""
     here = urlsplit(url).netloc
-    script = text.replace("localhost:7420", here).replace("127.0.0.1:7420", here)
+    script = SEPARATOR.join(texts).replace("localhost:7420", here).replace("127.0.0.1:7420", here)
     if language == "sh":
         # A tail has no end; what it has to show at once is enough.
         script = re.sub(
@@ -51,7 +60,7 @@ def run(language: str, text: str, url: str, folder: Path) -> str:
         contrail = f"contrail() {{ '{sys.executable}' -m contrail_client \"$@\"; }}\n"
         command = ["sh", "-c", f"set -eu\n{STRICT}{contrail}{script}"]
     else:
-        command = [sys.executable, "-c", script]
+        command = [sys.executable, "-c", ONE_BY_ONE, *script.split(SEPARATOR)]
     settings = {k: v for k, v in os.environ.items() if not k.startswith("CONTRAIL_")}
     done = subprocess.run(
         command,
@@ -63,7 +72,7 @@ def run(language: str, text: str, url: str, folder: Path) -> str:
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    return done.stdout.split(SEPARATOR)
 
 
 def expected(language: str, text: str) -> list[str]:
@@ -90,11 +99,11 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Pat
     with ServerProcess(tmp_path / "data") as server:
         for language, group in itertools.groupby(examples(page), lambda block: block[0]):
             texts = [text for _, text in group]
-            # Commands of one page share a shell, as they would for a reader.
-            for program in ["\n".join(texts)] if language == "sh" else texts:
-                check_output(
-                    expected(language, program), run(language, program, server.url, tmp_path)
-                )
+            if language == "sh":  # Commands of one page share a shell, as they would for a reader.
+                texts = ["\n".join(texts)]
+            printed = run(language, texts, server.url, tmp_path)
+            for text, output in zip(texts, printed, strict=True):
+                check_output(expected(language, text), output)
 
 
 def test_output_that_a_page_shows_and_nothing_prints_is_found() -> None:
