@@ -1,6 +1,6 @@
 """The process is killed, or the power fails, at calls of a scripted run: every promise holds.
 
-The quick suite tests every rare call and a part of the others; the slow one tests every call.
+The quick suite tests a part of the calls of every kind; the slow one tests every call.
 """
 
 from pathlib import Path
@@ -35,17 +35,30 @@ def test_undisturbed_run_keeps_its_promises_and_makes_every_kind_of_call(
     }
 
 
+def test_sample_has_calls_of_every_kind_and_three_turns_have_all_of_rare_ones() -> None:
+    calls = {"log": ["create", "write", "sync"] * 9, "files": ["write", "unlink"], "store": []}
+    calls["store"] = ["write"] * 90
+    points = kill_points(calls)
+    turns = [sample(points, calls, 40, turn) for turn in range(3)]
+    for turn in turns:
+        kinds = {(one.lane, calls[one.lane][one.number - 1], one.torn) for one in turn}
+        assert len(turn) <= 4 * 3 + 3 + 3 < len(points) / 7
+        assert len(kinds) == 8
+    rare = {point for point in points if point.lane != "store"}
+    assert rare < set().union(*turns)
+
+
 @pytest.mark.parametrize(
-    ("power_cuts", "successors", "stride"),
-    [(False, True, 29), (True, False, 23)],
+    ("power_cuts", "successors", "stride", "turn"),
+    [(False, True, 73, 0), (True, False, 47, 1)],
     ids=["killed", "power cut"],
 )
 def test_sampled_crash_points_lose_renumber_and_double_nothing(
-    zygote: Zygote, area: Path, power_cuts: bool, successors: bool, stride: int
+    zygote: Zygote, area: Path, power_cuts: bool, successors: bool, stride: int, turn: int
 ) -> None:
     run = job(successors=successors)
     calls = undisturbed(zygote, area, run, SEED)
-    points = sample(kill_points(calls), calls, stride)
+    points = sample(kill_points(calls), calls, stride, turn)
     assert broken_promises(zygote, area, run, SEED, points, power_cuts=power_cuts) == []
 
 
@@ -54,7 +67,7 @@ def test_sampled_crash_points_of_an_encrypted_folder_lose_and_double_nothing(
 ) -> None:
     calls = undisturbed(zygote, area, job(), SEED, node_keys=NODE_KEYS)
     assert calls["files"][:5] == ["sync", "create", "write", "sync", "rename"]  # the first data key
-    points = sample(kill_points(calls), calls, 41)
+    points = sample(kill_points(calls), calls, 71, turn=2)
     problems = broken_promises(
         zygote, area, job(), SEED, points, power_cuts=True, node_keys=NODE_KEYS
     )
@@ -96,7 +109,7 @@ def crash_twice(
 
 @pytest.mark.parametrize(
     ("stride", "deep"),
-    [(40, 5), pytest.param(7, 14, marks=pytest.mark.slow)],
+    [(67, 5), pytest.param(7, 14, marks=pytest.mark.slow)],
     ids=["sampled", "all"],
 )
 def test_crash_while_recovering_from_a_crash_loses_nothing(

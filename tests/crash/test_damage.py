@@ -184,8 +184,9 @@ def test_flipped_bit_inside_a_message_block_stops_its_stream_only(stored: Archiv
         assert [text.partition(":")[0] for text in said] == ["data_lost"] * 2, (done, said)
 
 
+@pytest.mark.parametrize("stride", [29, pytest.param(3, marks=pytest.mark.slow)])
 def test_stream_that_stops_amid_a_life_cut_short_anywhere_spares_the_others(
-    stored: Archive,
+    stored: Archive, stride: int
 ) -> None:
     def spoil(data_dir: Path, chance: random.Random) -> str:
         return damage.flip_bit(min(data_dir.glob("store/*.blob")), chance, 40_000, 120_000)
@@ -207,7 +208,7 @@ def test_stream_that_stops_amid_a_life_cut_short_anywhere_spares_the_others(
     outcomes = [one.outcome for one in ended.records if isinstance(one, Returned)]
     assert sum(isinstance(one, Unknown) for one in outcomes) in (1, 2)
     calls = calls_of(ended)
-    for kill in sample(kill_points(calls), calls, 9):
+    for kill in sample(kill_points(calls), calls, stride):
         _, refused, problems = stored.stop(spoil, steps, kill)
         assert (set(refused), problems) == ({ORDERS}, []), kill
 

@@ -38,27 +38,28 @@ def failing_trial(zygote: Zygote, directory: Path, plan: Plan) -> tuple[Trial, E
     return trial, trial.live(job)
 
 
-def whole_run(zygote: Zygote, area: Path) -> dict[str, list[str]]:
+@pytest.fixture(scope="module")
+def whole_run(zygote: Zygote, lasting_area: Path) -> dict[str, list[str]]:
     """The calls of a run over a sound disk."""
-    trial = Trial(zygote, area / "whole", SEED)
+    trial = Trial(zygote, lasting_area / "whole", SEED)
     return calls_of(trial.live(Job(steps=script(SEED, all_ids=True))))
 
 
-CASES: Final = [
+CASES: Final[list[tuple[Lane, str, int, int, int, int]]] = [
     # lane, call, error, how often in a row, the first that fails, every how many-th
-    ("log", "sync", errno.EIO, 1, 2, 9),
-    ("log", "sync", errno.EIO, 3, 10, 36),
-    ("log", "write", errno.ENOSPC, 1, 2, 9),
-    ("log", "create", errno.ENOSPC, 1, 1, 1),
-    ("log", "create", errno.ENOSPC, 2, 3, 2),
-    ("log", "rename", errno.EIO, 1, 1, 3),
-    ("log", "unlink", errno.EIO, 1, 1, 1),
-    ("files", "create", errno.EMFILE, 1, 1, 2),
-    ("files", "write", errno.ENOSPC, 1, 1, 1),
-    ("files", "sync", errno.EIO, 1, 1, 4),
-    ("files", "rename", errno.EIO, 1, 1, 2),
-    ("store", "write", errno.EIO, 1, 1, 12),
-    ("store", "flush", errno.ENOSPC, 1, 1, 1),
+    ("log", "sync", errno.EIO, 1, 2, 23),
+    ("log", "sync", errno.EIO, 3, 10, 53),
+    ("log", "write", errno.ENOSPC, 1, 2, 25),
+    ("log", "create", errno.ENOSPC, 1, 1, 4),
+    ("log", "create", errno.ENOSPC, 2, 3, 5),
+    ("log", "rename", errno.EIO, 1, 1, 4),
+    ("log", "unlink", errno.EIO, 1, 1, 3),
+    ("files", "create", errno.EMFILE, 1, 1, 4),
+    ("files", "write", errno.ENOSPC, 1, 1, 3),
+    ("files", "sync", errno.EIO, 1, 1, 7),
+    ("files", "rename", errno.EIO, 1, 2, 4),
+    ("store", "write", errno.EIO, 1, 1, 29),
+    ("store", "flush", errno.ENOSPC, 1, 1, 2),
 ]
 
 
@@ -77,18 +78,15 @@ def check_failures(
     return problems
 
 
-@pytest.mark.parametrize(("lane", "call", "number", "count", "start", "stride"), CASES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_sampled_failures_of_the_disk_lose_and_double_nothing(
     zygote: Zygote,
     area: Path,
-    lane: Lane,
-    call: str,
-    number: int,
-    count: int,
-    start: int,
-    stride: int,
+    whole_run: dict[str, list[str]],
+    case: tuple[Lane, str, int, int, int, int],
 ) -> None:
-    firsts = range(start, whole_run(zygote, area)[lane].count(call) + 1, stride)
+    lane, call, number, count, start, stride = case
+    firsts = range(start, whole_run[lane].count(call) + 1, stride)
     problems = check_failures(
         zygote, area, firsts, lambda first: Failure(lane, call, first, number, count)
     )
@@ -99,9 +97,15 @@ def test_sampled_failures_of_the_disk_lose_and_double_nothing(
 @pytest.mark.parametrize(("lane", "call", "number"), sorted({case[:3] for case in CASES}))
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_failure_of_the_disk_loses_and_doubles_nothing(
-    zygote: Zygote, area: Path, lane: Lane, call: str, number: int, count: int
+    zygote: Zygote,
+    area: Path,
+    whole_run: dict[str, list[str]],
+    lane: Lane,
+    call: str,
+    number: int,
+    count: int,
 ) -> None:
-    firsts = range(1, whole_run(zygote, area)[lane].count(call) + 1)
+    firsts = range(1, whole_run[lane].count(call) + 1)
     problems = check_failures(
         zygote, area, firsts, lambda first: Failure(lane, call, first, number, count)
     )
@@ -109,9 +113,9 @@ def test_every_failure_of_the_disk_loses_and_doubles_nothing(
 
 
 def test_failed_sync_behind_a_removed_segment_does_not_end_checkpoints(
-    zygote: Zygote, area: Path
+    zygote: Zygote, area: Path, whole_run: dict[str, list[str]]
 ) -> None:
-    calls = whole_run(zygote, area)["log"]
+    calls = whole_run["log"]
     behind_removals = [
         calls[: at + 1].count("sync")
         for at in range(1, len(calls))
@@ -124,9 +128,12 @@ def test_failed_sync_behind_a_removed_segment_does_not_end_checkpoints(
     assert problems == []
 
 
-def test_crash_soon_after_a_failed_sync_loses_nothing(zygote: Zygote, area: Path) -> None:
+@pytest.mark.parametrize("stride", [19, pytest.param(3, marks=pytest.mark.slow)])
+def test_crash_soon_after_a_failed_sync_loses_nothing(
+    zygote: Zygote, area: Path, stride: int
+) -> None:
     problems, unknown = [], 0
-    for first in range(5, 85, 9):
+    for first in range(5, 85, stride):
         failure = Failure("log", "sync", first, errno.EIO)
         kill = Kill("log", 2 * first + first % 5, torn=first % 2 == 0)
         plan = Plan(seed=SEED, kill=kill, failures=(failure,))

@@ -34,9 +34,9 @@ def test_undisturbed_run_over_all_rules_keeps_its_promises(
 @pytest.mark.parametrize(
     ("hold_s", "power_cuts", "node_keys", "stride"),
     [
-        pytest.param(HOLD_S, False, (), 47, id="soon-killed"),
-        pytest.param(HELD_S, False, (), 37, id="held-killed"),
-        pytest.param(HELD_S, True, NODE_KEYS, 59, id="held-power cut-encrypted"),
+        pytest.param(HOLD_S, False, (), 61, id="soon-killed"),
+        pytest.param(HELD_S, False, (), 53, id="held-killed"),
+        pytest.param(HELD_S, True, NODE_KEYS, 71, id="held-power cut-encrypted"),
         *(
             pytest.param(hold_s, cuts, node_keys, 1, marks=pytest.mark.slow, id=name)
             for hold_s, cuts, node_keys, name in (

@@ -250,12 +250,13 @@ def test_messages_of_a_rotten_block_become_deleted_and_the_rest_is_served(
         assert shown(stored.seen(stored.live(folder, look=True))) == shown(after)
 
 
+@pytest.mark.parametrize("times", [4, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("any_file", [any_table, any_blob])
 def test_flipped_bits_of_a_store_take_what_they_hit_and_nothing_else(
-    stored: Damaged, any_file: Callable[[Path, random.Random], Path]
+    stored: Damaged, any_file: Callable[[Path, random.Random], Path], times: int
 ) -> None:
     before = shown(stored.before)
-    for _ in range(8):
+    for _ in range(times):
         folder = stored.spoiled(lambda d, c: damage.flip_bit(any_file(d, c), c))
         ended = stored.live(folder, look=True, accept=True)
         if refusals(ended):
@@ -308,10 +309,12 @@ def test_healthy_folder_is_opened_as_without_the_switch(stored: Damaged) -> None
     ids=["rot in the log", "rotten block", "missing manifest"],
 )
 @pytest.mark.parametrize(
-    "stride", [23, pytest.param(1, marks=pytest.mark.slow)], ids=["sampled", "all"]
+    ("stride", "every"),
+    [(47, 2), pytest.param(1, 1, marks=pytest.mark.slow)],
+    ids=["sampled", "all"],
 )
 def test_crash_in_an_accepting_start_leaves_damage_or_a_healed_folder(
-    stored: Damaged, spoil: Spoil, stride: int
+    stored: Damaged, spoil: Spoil, stride: int, every: int
 ) -> None:
     folder = stored.spoiled(spoil)
     whole = stored.live(stored.twin(folder), look=True, accept=True, end="stop")
@@ -322,7 +325,7 @@ def test_crash_in_an_accepting_start_leaves_damage_or_a_healed_folder(
         for number, call in enumerate(calls["files"], 1)
         if call in ("rename", "unlink")
     ]
-    for kill in [*renames, *kill_points(calls)[::stride]]:
+    for kill in [*renames[::every], *kill_points(calls)[::stride]]:
         twin = stored.twin(folder)
         stored.live(twin, accept=True, plan=Plan(seed=SEED, kill=kill))
         ended = stored.live(twin, look=True)

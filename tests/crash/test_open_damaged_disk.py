@@ -78,10 +78,13 @@ def check(stored: Damaged, twin: Path, expected: dict[str, dict[int, StoredMessa
 
 @pytest.mark.parametrize("spoil", SPOILS)
 @pytest.mark.parametrize(
-    "stride", [23, pytest.param(1, marks=pytest.mark.slow)], ids=["sampled", "all"]
+    ("stride", "renames"),
+    # The other renames are those that a crash without a power cut is tested at.
+    [(47, slice(1, None, 2)), pytest.param(1, slice(None), marks=pytest.mark.slow)],
+    ids=["sampled", "all"],
 )
 def test_power_cut_in_an_accepting_start_leaves_damage_or_a_healed_folder(
-    stored: Damaged, spoil: Spoil, stride: int
+    stored: Damaged, spoil: Spoil, stride: int, renames: slice
 ) -> None:
     folder = stored.spoiled(spoil)
     calls, expected = healed(stored, folder)
@@ -90,7 +93,7 @@ def test_power_cut_in_an_accepting_start_leaves_damage_or_a_healed_folder(
         for number, call in enumerate(calls["files"], 1)
         if call in ("rename", "unlink")
     ]
-    for kill in [*after_renames, *kill_points(calls)[::stride]]:
+    for kill in [*after_renames[renames], *kill_points(calls)[::stride]]:
         twin = stored.twin(folder)
         shadow = twin.with_name(f"{twin.name}-shadow")
         cut = PowerCut(twin, shadow)
@@ -105,17 +108,21 @@ def test_power_cut_in_an_accepting_start_leaves_damage_or_a_healed_folder(
 @pytest.mark.parametrize("spoil", SPOILS[:2])
 @pytest.mark.parametrize(("lane", "call", "number"), FAILURES)
 @pytest.mark.parametrize(
-    "count",
-    [pytest.param(1, marks=pytest.mark.slow), UNTIL_HEALED],
-    ids=["once", "from then on"],
+    ("count", "stride"),
+    [
+        pytest.param(UNTIL_HEALED, 0, id="sampled"),
+        pytest.param(UNTIL_HEALED, 8, id="from then on", marks=pytest.mark.slow),
+        pytest.param(1, 8, id="once", marks=pytest.mark.slow),
+    ],
 )
 def test_failing_call_in_an_accepting_start_is_named_and_the_next_start_serves(
-    stored: Damaged, spoil: Spoil, lane: Lane, call: str, number: int, count: int
+    stored: Damaged, spoil: Spoil, lane: Lane, call: str, number: int, count: int, stride: int
 ) -> None:
     folder = stored.spoiled(spoil)
     calls, expected = healed(stored, folder)
     every = range(1, calls[lane].count(call) + 1)
-    for first in sorted({every[0], *every[1::8], every[-1]} if every else ()):
+    between = every[1::stride] if stride else ()
+    for first in sorted({every[0], *between, every[-1]} if every else ()):
         twin = stored.twin(folder)
         failure = Failure(lane, call, first, number, count)
         ended = stored.live(twin, accept=True, plan=Plan(seed=SEED, failures=(failure,)))

@@ -60,19 +60,24 @@ def test_no_file_holds_content_that_keys_of_subjects_seal(
 
 
 @pytest.mark.parametrize(
-    ("power_cuts", "node_keys", "stride"),
+    ("power_cuts", "node_keys", "stride", "turn"),
     [
-        (False, (), 17),
-        (True, NODE_KEYS, 25),
-        pytest.param(False, (), 1, marks=pytest.mark.slow),
-        pytest.param(True, (), 1, marks=pytest.mark.slow),
-        pytest.param(True, NODE_KEYS, 1, marks=pytest.mark.slow),
+        (False, (), 41, 0),
+        (True, NODE_KEYS, 41, 1),
+        pytest.param(False, (), 1, 0, marks=pytest.mark.slow),
+        pytest.param(True, (), 1, 0, marks=pytest.mark.slow),
+        pytest.param(True, NODE_KEYS, 1, 0, marks=pytest.mark.slow),
     ],
 )
 def test_shredding_killed_anywhere_is_done_or_was_not_begun(
-    zygote: Zygote, area: Path, power_cuts: bool, node_keys: tuple[bytes, ...], stride: int
+    zygote: Zygote,
+    area: Path,
+    power_cuts: bool,
+    node_keys: tuple[bytes, ...],
+    stride: int,
+    turn: int,
 ) -> None:
     problems = problems_anywhere(
-        tried, zygote, area, stride, power_cuts=power_cuts, node_keys=node_keys
+        tried, zygote, area, stride, turn, power_cuts=power_cuts, node_keys=node_keys
     )
     assert problems == []

@@ -2,7 +2,7 @@
 
 import random
 import shutil
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,14 +10,16 @@ from typing import Final, Protocol
 
 import msgspec
 
-from tests.crash.disk import LANES, Kill, Plan
+from tests.crash.disk import LANES, Kill, Lane, Plan
 from tests.crash.history import FileChange, Finished, Stopped
 from tests.crash.ledger import Ledger
 from tests.crash.power import PowerCut
 from tests.crash.zygote import Ended, Job, Zygote
 
 _FOLLOW_UP_NUMBER: Final = 10_000
-_RARE: Final = 10
+_RARE: Final = 20
+_RARE_STRIDE: Final = 3
+_TURNS: Final = 3
 
 
 @dataclass(eq=False)
@@ -95,15 +97,23 @@ def kill_points(calls: dict[str, list[str]]) -> list[Kill]:
     ]
 
 
-def sample(points: Sequence[Kill], calls: dict[str, list[str]], stride: int) -> list[Kill]:
-    """Every point of a rare kind of call, and every `stride`-th of the others."""
-    common = Counter((lane, call) for lane in LANES for call in calls[lane])
-    rare: list[Kill] = []
-    rest: list[Kill] = []
+def sample(
+    points: Sequence[Kill], calls: dict[str, list[str]], stride: int, turn: int = 0
+) -> list[Kill]:
+    """Every third point of a rare kind of call, and every `stride`-th of another; one at least.
+
+    Turns 0, 1 and 2 together have all points of rare kinds.
+    """
+    kinds: defaultdict[tuple[Lane, str, bool], list[Kill]] = defaultdict(list)
     for point in points:
-        kind = calls[point.lane][point.number - 1]
-        (rare if common[point.lane, kind] < _RARE else rest).append(point)
-    return rare + rest[::stride]
+        call = calls[point.lane][point.number - 1]
+        kinds[point.lane, call, point.torn].append(point)
+    chosen: list[Kill] = []
+    for each in kinds.values():
+        step = min(stride, _RARE_STRIDE) if len(each) <= _RARE else stride
+        first = turn * step // _TURNS
+        chosen += each[first::step] or each[-1:]
+    return chosen
 
 
 def undisturbed(
@@ -158,14 +168,15 @@ def problems_anywhere(
     zygote: Zygote,
     area: Path,
     stride: int,
+    turn: int,
     *,
     power_cuts: bool,
     node_keys: tuple[bytes, ...],
 ) -> list[str]:
-    """The problems after runs that are killed, one at each point of :func:`sample`."""
+    """The problems after runs that are killed, at the points of :func:`sample`."""
     _, calls = tried(zygote, area / "whole", node_keys=node_keys)
     problems: list[str] = []
-    for at, kill in enumerate(sample(kill_points(calls), calls, stride)):
+    for at, kill in enumerate(sample(kill_points(calls), calls, stride, turn)):
         found, _ = tried(zygote, area / f"{at}", kill, power_cuts=power_cuts, node_keys=node_keys)
         problems += found
     return problems
