@@ -11,13 +11,13 @@ from contrail_client import Contrail, Message
 from contrail_client.errors import ContrailError
 from tests.support.servers import ServerProcess
 
-MESSAGES = 4_000
+MESSAGES = 2_000
 PIECE = 64 * 1024
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A stream of 8 MB."""
+    """A stream of 4 MB."""
     folder = tmp_path_factory.mktemp("source")
     with ServerProcess(folder / "data") as server, Contrail(server.url) as client:
         client.ensure_stream("S", {"subjects": ["s.>"]})

@@ -151,7 +151,7 @@ def strangers(address: tuple[str, int]) -> Iterator[None]:
 def test_strangers_at_the_link_port_keep_no_fresh_process_out(split: SplitServers) -> None:
     link = HOST, split.storage.settings["link_port"]
     with strangers(link):
-        for edge in split.edges:
+        for edge in split.edges[:2]:  # an api and a gateway
             edge.kill()
             edge.start()
             split.wait_until_ready([edge])

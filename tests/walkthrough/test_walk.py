@@ -1,10 +1,11 @@
 """The tour passes through the layers in order, and does not grow."""
 
 import asyncio
-from pathlib import Path
+
+import pytest
 
 from tests.walkthrough.tracing import Hop
-from tests.walkthrough.walk import walk
+from tests.walkthrough.walk import Walk, walk
 
 PUBLISH_CALLS_MAX = 186
 PUBLISH_FILES_MAX = 43
@@ -16,9 +17,12 @@ def _positions(hops: list[Hop], modules: list[str]) -> list[int]:
     return [names.index(module) for module in modules]
 
 
-def test_one_publish_and_one_delivery_pass_through_the_layers_in_order(tmp_path: Path) -> None:
-    walked = asyncio.run(walk(tmp_path / "data"))
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    return asyncio.run(walk(tmp_path_factory.mktemp("walk") / "data"))
 
+
+def test_one_publish_and_one_delivery_pass_through_the_layers_in_order(walked: Walk) -> None:
     published = ["http_protocol", "single", "link", "proposer", "journal", "append"]
     delivered = ["http_protocol", "pull", "link", "reader", "proposer", "applier"]
     acked = ["reader", "acks"]  # the delivery may be proposed before its ack arrives
@@ -33,8 +37,7 @@ def test_one_publish_and_one_delivery_pass_through_the_layers_in_order(tmp_path:
     assert "contrail-wal" in {hop.thread for hop in walked.published}
 
 
-def test_one_publish_passes_no_more_of_the_code_than_it_did(tmp_path: Path) -> None:
-    passed = asyncio.run(walk(tmp_path / "data")).publish_calls
-
+def test_one_publish_passes_no_more_of_the_code_than_it_did(walked: Walk) -> None:
+    passed = walked.publish_calls
     assert passed.calls <= PUBLISH_CALLS_MAX
     assert len(passed.files) <= PUBLISH_FILES_MAX, sorted(passed.files)
