@@ -1,5 +1,6 @@
 """The crash tests fail when the node is broken on purpose."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,26 +30,38 @@ HANG_S: Final = 0.3
 ONE_SEGMENT_BYTES: Final = 1 << 20
 
 
+def check_reported(sentence: str, verdicts: Iterable[list[str]]) -> None:
+    """Check that a trial reports the sentence. Those after it are not made."""
+    found = []
+    for problems in verdicts:
+        found += problems
+        if any(sentence in problem for problem in problems):
+            return
+    raise AssertionError(f"{sentence!r} is not in {found}")
+
+
 def test_log_that_is_not_synced_is_reported_as_lost_messages(zygote: Zygote, area: Path) -> None:
-    problems = []
-    for number in range(40, 60, 4):
-        trial = Trial(zygote, area / f"{number}", SEED, power_cuts=True)
-        plan = Plan(seed=SEED, kill=Kill("log", number), lies_from=number - 14)
-        trial.live(Job(steps=script(SEED), plan=plan, segment_bytes=ONE_SEGMENT_BYTES))
-        trial.look()
-        problems += trial.verdict()
-    assert any("has lost [" in problem for problem in problems), problems
+    def verdicts() -> Iterator[list[str]]:
+        for number in range(40, 60, 4):
+            trial = Trial(zygote, area / f"{number}", SEED, power_cuts=True)
+            plan = Plan(seed=SEED, kill=Kill("log", number), lies_from=number - 14)
+            trial.live(Job(steps=script(SEED), plan=plan, segment_bytes=ONE_SEGMENT_BYTES))
+            trial.look()
+            yield trial.verdict()
+
+    check_reported("has lost [", verdicts())
 
 
 def test_commit_before_the_sync_is_reported_as_lost_messages(zygote: Zygote, area: Path) -> None:
-    problems = []
-    for number in range(16, 38):  # the first messages
-        trial = Trial(zygote, area / f"{number}", SEED)
-        plan = Plan(seed=SEED, kill=Kill("log", number), linger_s=HANG_S)
-        trial.live(Job(steps=script(SEED), groups="eager", plan=plan))
-        trial.look()
-        problems += trial.verdict()
-    assert any("has lost [" in problem for problem in problems), problems
+    def verdicts() -> Iterator[list[str]]:
+        for number in range(16, 38):  # the first messages
+            trial = Trial(zygote, area / f"{number}", SEED)
+            plan = Plan(seed=SEED, kill=Kill("log", number), linger_s=HANG_S)
+            trial.live(Job(steps=script(SEED), groups="eager", plan=plan))
+            trial.look()
+            yield trial.verdict()
+
+    check_reported("has lost [", verdicts())
 
 
 def up_to(kind: type[Call], stream: str = "", nth: int = 0) -> list[Step]:
@@ -99,28 +112,32 @@ def test_atomic_batch_in_entries_of_its_messages_is_reported_as_stored_by_half(
 ) -> None:
     steps = [step for step in features(SEED) if _is(step[0], PutStream, BATCHES)][:1]
     steps += [step for step in features(SEED) if _is(step[0], Publish, BATCHES)][:3]
-    problems = []
-    for number in range(12, 32, 2):
-        trial = Trial(zygote, area / f"{number}", SEED)
-        plan = Plan(seed=SEED, kill=Kill("log", number))
-        trial.live(Job(steps=steps, plan=plan, mutant="batch in parts"))
-        trial.look()
-        problems += trial.verdict()
-    assert any("a part of an atomic batch" in problem for problem in problems), problems
+
+    def verdicts() -> Iterator[list[str]]:
+        for number in range(12, 32, 2):
+            trial = Trial(zygote, area / f"{number}", SEED)
+            plan = Plan(seed=SEED, kill=Kill("log", number))
+            trial.live(Job(steps=steps, plan=plan, mutant="batch in parts"))
+            trial.look()
+            yield trial.verdict()
+
+    check_reported("a part of an atomic batch", verdicts())
 
 
 def test_restore_that_is_not_undone_is_reported_as_half_made(zygote: Zygote, area: Path) -> None:
     steps = up_to(Restore, SHARED)
     begin = Trial(zygote, area / "before", SEED)
     before = calls_of(begin.live(Job(steps=steps[:-2])))["log"]
-    problems = []
-    for ahead in (4, 6, 8):
-        trial = Trial(zygote, area / f"{ahead}", SEED)
-        plan = Plan(seed=SEED, kill=Kill("log", len(before) + ahead))
-        trial.live(Job(steps=steps, plan=plan))
-        trial.live(Job(look=True, mutant="restores not undone"))
-        problems += trial.verdict()
-    assert any(" is reserved" in problem for problem in problems), problems
+
+    def verdicts() -> Iterator[list[str]]:
+        for ahead in (4, 6, 8):
+            trial = Trial(zygote, area / f"{ahead}", SEED)
+            plan = Plan(seed=SEED, kill=Kill("log", len(before) + ahead))
+            trial.live(Job(steps=steps, plan=plan))
+            trial.live(Job(look=True, mutant="restores not undone"))
+            yield trial.verdict()
+
+    check_reported(" is reserved", verdicts())
 
 
 def test_every_mutant_is_caught() -> None:
