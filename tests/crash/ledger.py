@@ -12,12 +12,12 @@ from copy import deepcopy
 from msgspec.structs import replace
 
 from contrail_common import errors, model
+from contrail_common.columns.blocks import message_size
 from contrail_common.model import (
     ConsumerInfo,
     PublishMessage,
     StoredMessage,
     StreamConfig,
-    message_size,
 )
 from contrail_link.contract.consume import Delivery
 from tests.crash import history

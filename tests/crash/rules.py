@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrail_common import model
+from contrail_common.columns.blocks import message_size
 from contrail_common.model import (
     TTL_NEVER,
     ConsumerConfig,
     PublishMessage,
     StoredMessage,
     StreamConfig,
-    message_size,
 )
 from contrail_common.subjects import matches, matches_any
 
