@@ -56,9 +56,9 @@ def unwritable_from(first: int, number: int = errno.EIO) -> Plan:
     return Plan(failures=(Failure("store", "write", first, number, UNTIL_HEALED),))
 
 
-async def fill(data_dir: Path) -> None:
-    """Put all messages into the log only: the folder is as a killed process leaves it."""
-    async with node_over_a_switched_store(data_dir.with_name("lived")) as (node, _):
+async def fill(folder: Path) -> None:
+    """Put all messages into the log only: `folder` is as a killed process leaves it."""
+    async with node_over_a_switched_store(folder.with_name("lived")) as (node, _):
         link = LocalLink(node)
         await link.put_stream(StreamConfig(name="S", subjects=("s.*",)), "put", None, False)
         memory = StreamConfig(name="M", subjects=("m.*",), storage="memory")
@@ -66,7 +66,20 @@ async def fill(data_dir: Path) -> None:
         await node.checkpoint()
         for number in range(COUNT):
             await publish(link, "S", [large(number)])
-        await asyncio.to_thread(shutil.copytree, data_dir.with_name("lived"), data_dir)
+        await asyncio.to_thread(shutil.copytree, folder.with_name("lived"), folder)
+
+
+@pytest.fixture(scope="module")
+def filled(lasting_area: Path) -> Path:
+    folder = lasting_area / "filled"
+    asyncio.run(fill(folder))
+    return folder
+
+
+@pytest.fixture
+def data_dir(filled: Path, area: Path) -> Path:
+    """A copy of the folder that `fill` makes."""
+    return shutil.copytree(filled, area / "data")
 
 
 class Gate:
@@ -161,7 +174,6 @@ async def settled(link: LocalLink) -> None:
 
 
 async def fail_while_replaying(data_dir: Path, first: int, number: int) -> None:
-    await fill(data_dir)
     rig = Rig(data_dir, unwritable_from(first, number))
     rig.start()
     await wait_until(lambda: rig.started)
@@ -184,9 +196,9 @@ async def fail_while_replaying(data_dir: Path, first: int, number: int) -> None:
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("first", [1, 4])
 def test_store_that_fails_while_the_log_is_replayed_is_read_and_healed(
-    area: Path, first: int, number: int
+    data_dir: Path, first: int, number: int
 ) -> None:
-    asyncio.run(fail_while_replaying(area / "data", first, number))
+    asyncio.run(fail_while_replaying(data_dir, first, number))
 
 
 async def ask_before_it_can_write(data_dir: Path) -> None:
@@ -217,7 +229,6 @@ def test_consumer_asked_for_before_a_start_could_write_is_the_one_that_is_acknow
 
 
 async def fail_to_begin_the_log(data_dir: Path, call: str, first: int) -> None:
-    await fill(data_dir)
     rig = Rig(data_dir, Plan(failures=(Failure("log", call, first, errno.EIO),)))
     assert not rig.node.log.is_open, "half a segment was taken for one"
     rig.start()
@@ -239,9 +250,9 @@ async def fail_to_begin_the_log(data_dir: Path, call: str, first: int) -> None:
     ids=["its name", "its head", "head's sync", "the note", "note's sync", "note's name"],
 )
 def test_segment_that_the_log_could_not_begin_is_not_gone_on_with(
-    area: Path, call: str, first: int
+    data_dir: Path, call: str, first: int
 ) -> None:
-    asyncio.run(fail_to_begin_the_log(area / "data", call, first))
+    asyncio.run(fail_to_begin_the_log(data_dir, call, first))
 
 
 # Stopped in the midst of it ---------------------------------------------------------------------
@@ -251,7 +262,6 @@ async def stop_while(
     data_dir: Path, plan: Plan, prepare: Callable[[Rig], Awaitable[None]], how: str
 ) -> None:
     """Stop a node at the moment that ``prepare`` waits for; then open the folder again."""
-    await fill(data_dir)
     threads = set(threading.enumerate())
     rig = Rig(data_dir, plan)
     await prepare(rig)
@@ -319,11 +329,11 @@ async def healing(rig: Rig) -> None:
     ids=["replaying", "reading", "healing"],
 )
 def test_node_that_is_stopped_in_the_midst_of_it_leaves_nothing_behind(
-    area: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan, how: str
+    data_dir: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan, how: str
 ) -> None:
     if (moment, how) == (healing, "cancel"):
         pytest.skip("it has started")
-    asyncio.run(stop_while(area / "data", plan, moment, how))
+    asyncio.run(stop_while(data_dir, plan, moment, how))
 
 
 async def beginning(rig: Rig) -> None:
@@ -345,7 +355,6 @@ async def recovering(rig: Rig) -> None:
 async def stop_while_the_log_is_made(
     data_dir: Path, plan: Plan, prepare: Callable[[Rig], Awaitable[None]]
 ) -> None:
-    await fill(data_dir)
     rig = Rig(data_dir, plan)
     rig.start()
     await wait_until(lambda: rig.started)
@@ -376,13 +385,12 @@ async def stop_while_the_log_is_made(
     ids=["beginning", "recovering"],
 )
 def test_stop_waits_for_the_thread_that_makes_a_segment_of_the_log(
-    area: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan
+    data_dir: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan
 ) -> None:
-    asyncio.run(stop_while_the_log_is_made(area / "data", plan, moment))
+    asyncio.run(stop_while_the_log_is_made(data_dir, plan, moment))
 
 
 async def fail_to_start(data_dir: Path) -> None:
-    await fill(data_dir)
     threads = set(threading.enumerate())
     # The log fails in the start, and takes no new segment: nothing could be served.
     calls = ("write", "create")
@@ -401,12 +409,11 @@ async def fail_to_start(data_dir: Path) -> None:
         await settled(LocalLink(node))
 
 
-def test_start_that_failed_lets_go_of_the_folder(area: Path) -> None:
-    asyncio.run(fail_to_start(area / "data"))
+def test_start_that_failed_lets_go_of_the_folder(data_dir: Path) -> None:
+    asyncio.run(fail_to_start(data_dir))
 
 
 async def stop_unstarted(data_dir: Path) -> None:
-    await fill(data_dir)
     rig = Rig(data_dir)
     await rig.node.stop()
     with pytest.raises(OSError, match="stopped before it started"):
@@ -415,5 +422,5 @@ async def stop_unstarted(data_dir: Path) -> None:
         await settled(LocalLink(node))
 
 
-def test_node_that_was_opened_and_never_started_is_stopped(area: Path) -> None:
-    asyncio.run(stop_unstarted(area / "data"))
+def test_node_that_was_opened_and_never_started_is_stopped(data_dir: Path) -> None:
+    asyncio.run(stop_unstarted(data_dir))
