@@ -396,7 +396,7 @@ def test_nothing_is_written_to_a_connection_that_was_given_up(
     assert caplog.messages == []
 
 
-def test_stream_whose_peer_is_lost_is_cut() -> None:
+def test_stream_whose_peer_is_lost_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with Peer() as peer, front(peer.address) as edge:
             client = await edge.ask("GET", "/v1/streams/S/replay")
@@ -408,6 +408,7 @@ def test_stream_whose_peer_is_lost_is_cut() -> None:
             assert not (await client.rest()).endswith(b"0\r\n\r\n")
 
     run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("begun", [False, True])

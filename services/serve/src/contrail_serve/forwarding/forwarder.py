@@ -284,7 +284,12 @@ class _Pieces(AsyncIterator[bytes]):
         self._forwarding = forwarding
 
     async def __anext__(self) -> bytes:
-        piece = await self._forwarding.next_piece()
+        try:
+            piece = await self._forwarding.next_piece()
+        except PeerLostError:
+            # Expected: a peer cuts its own answer too, such as a replay whose stream was deleted.
+            detail = "the connection was lost before the answer was complete"
+            raise ApiError(errors.OUTCOME_UNKNOWN, detail) from None
         if piece is None:
             raise StopAsyncIteration
         return piece
