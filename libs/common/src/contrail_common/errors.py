@@ -1,7 +1,8 @@
-"""The error registry: every refusal that a caller can see has exactly one entry here.
+"""The error registry: every error that a caller can see has exactly one entry here.
 
-Codes below 20000 are JetStream's ``err_code``; ours start at 20000. A spec fixes name, status and
-whether a retry of the same request may succeed; the ``detail`` is given where it is raised.
+Codes below 20000 are JetStream's ``err_code``; ours start at 20000. An entry has the name, the
+status, and whether the same request may succeed later. The ``detail`` is given where the error is
+raised.
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ErrorSpec:
-    """One kind of refusal. ``retryable``: the same request may succeed later, unchanged."""
+    """One kind of error. ``retryable``: the same request may succeed later."""
 
     code: int
     name: str
@@ -20,7 +21,7 @@ class ErrorSpec:
 
 
 REGISTRY: Final[dict[int, ErrorSpec]] = {}
-"""The refusal that each code stands for on its own; variants are reached by name only."""
+"""The errors by code. A variant, which shares the code of another error, is only in BY_NAME."""
 
 BY_NAME: Final[dict[str, ErrorSpec]] = {}
 
@@ -35,7 +36,7 @@ def _register(
 
 
 def _variant(of: ErrorSpec, name: str, status: int, title: str) -> ErrorSpec:
-    """A refusal that shares JetStream's code of ``of`` under a name and status of its own."""
+    """Register an error with the code of ``of``, and a name and status of its own."""
     assert name not in BY_NAME, f"error name {name} registered twice"
     spec = ErrorSpec(of.code, name, status, title)
     BY_NAME[name] = spec
@@ -121,7 +122,7 @@ HEADERS_TOO_LARGE: Final = _register(
 STORE_FAILED: Final = _register(
     10077, "stream_full", 507, "stream is full (a limit was reached and `discard` is `new`)"
 )
-ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "rollup not permitted or invalid")
+ROLLUP_REFUSED: Final = _register(10111, "rollup_refused", 422, "roll-up not permitted or invalid")
 TTL_INVALID: Final = _register(10165, "ttl_invalid", 422, "invalid per-message TTL")
 TTL_DISABLED: Final = _register(
     10166, "ttl_disabled", 422, "per-message TTL is not enabled on the stream"
@@ -317,7 +318,7 @@ OUTCOME_UNKNOWN: Final = _register(
 OVERLOADED: Final = _register(20051, "overloaded", 503, "server is overloaded", retryable=True)
 NOT_READY: Final = _register(20052, "not_ready", 503, "server is not ready", retryable=True)
 DATA_LOST: Final = _register(
-    20053, "data_lost", 503, "stored data is damaged; the shard is stopped"
+    20053, "data_lost", 503, "stored data is damaged; the stream is stopped"
 )
 STORAGE_FULL: Final = _register(
     20054, "storage_full", 507, "no disk space left for writes", retryable=True
@@ -342,7 +343,7 @@ INTERNAL: Final = _register(20099, "internal", 500, "internal error")
 
 @dataclass(frozen=True, slots=True)
 class FieldProblem:
-    """One bad field: ``pointer`` is a JSON Pointer into the body, or the parameter's name."""
+    """An invalid field: ``pointer`` is a JSON Pointer into the body, or the parameter's name."""
 
     pointer: str
     message: str
@@ -352,7 +353,7 @@ class FieldProblem:
 class ApiError(Exception):
     """A refusal (or unknown outcome) on its way to the caller.
 
-    ``applied`` is False where the request certainly had no effect, None where that is not said.
+    ``applied`` is False if the request certainly had no effect, and None if that is not known.
     ``retry_after_s`` becomes the Retry-After header.
     """
 
