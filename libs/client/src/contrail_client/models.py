@@ -54,6 +54,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         _check_text("subject", self.subject)
+        # Views and byte arrays may change later, while the message waits to be sent.
         if type(self.payload) is not bytes and not isinstance(self.payload, str):
             force_setattr(self, "payload", _payload(self.payload))
         if self.headers is not None:
@@ -92,6 +93,7 @@ def _headers(headers: object) -> dict[str, list[str]]:
         if not isinstance(name, str):
             raise TypeError(f"the name of a header must be a str, not {_kind(name)}: {name!r}")
         values = [value] if isinstance(value, str) else value
+        # Bytes are a sequence too, of integers.
         if isinstance(values, bytes | bytearray) or not isinstance(values, Sequence):
             raise TypeError(f"header {name} must be a str or a list of str, not {_kind(value)}")
         if not values:

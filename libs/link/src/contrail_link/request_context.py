@@ -51,6 +51,7 @@ class RequestContext(NamedTuple):
     def decode(cls, data: bytes) -> Self:
         """Return the context that :meth:`encode` encoded; raise ValueError for other bytes."""
         request_id, _, traceparent = data.partition(b" ")
+        # The id goes into log lines, so it is checked again in each process.
         if len(data) > BYTES_MAX or REQUEST_ID.fullmatch(request_id) is None:
             raise ValueError("not a request's context")
         return cls.of(request_id, traceparent)

@@ -67,6 +67,7 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
         key = derived_key(settings.cluster_secret, LINK_LABEL)
         storage = RemoteLink(settings.storage, key, limits)
         forwarder = Forwarder(Peers(kind.others, settings.peers))
+        # Its routes are declared here as well, so that every process documents all paths.
         foreign = replace(kind.foreign(storage.link, edge), elsewhere=forwarder)
         app = build_app([kind.own(storage.link, edge), foreign], edge)
         app.metrics.add(forwarder)

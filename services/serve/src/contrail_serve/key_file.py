@@ -29,6 +29,7 @@ async def follow_key_file(node: StorageNode, path: Path | None, hung_up: asyncio
     while path is not None:
         await hung_up.wait()
         hung_up.clear()
+        # In a thread, because rewrapping the keys writes and syncs a file.
         await asyncio.to_thread(_go_over, node, path)
 
 

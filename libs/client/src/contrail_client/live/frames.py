@@ -266,6 +266,7 @@ def decode(message: bytes) -> list[Received]:
     Raises UnexpectedAnswer when it holds anything else.
     """
     if message and message[0] not in _FIXED_ARRAYS and message[0] not in _LONG_ARRAYS:
+        # A message is one frame or an array of them. With one decoder for both, make it an array.
         message = _ARRAY_OF_ONE + message
     try:
         return _decoder.decode(message)

@@ -144,6 +144,7 @@ def acknowledge(
 
     def parse(answer: Answer) -> None:
         results = _ack_results(answer).results
+        # Results are matched by position.
         if len(results) != len(deliveries):
             raise ValueError(f"{len(results)} results for {len(deliveries)} acknowledgements")
         refused = {

@@ -44,6 +44,7 @@ def check_nesting(text: bytes, limit: int = NESTING_MAX) -> None:
 
     Only the decoder checks that ``text`` is JSON.
     """
+    # Fewer brackets than levels cannot nest too deeply. That is true of almost every body.
     if text.count(b"[") + text.count(b"{") > limit:
         at_once(nesting_in_steps(text, limit))
 
@@ -52,6 +53,7 @@ def check_values(text: bytes, limit: int) -> None:
     """Refuse JSON of more than ``limit`` values (BODY_TOO_LARGE)."""
     if text.count(b",") + text.count(b"{") + text.count(b"[") < limit:
         return
+    # Characters inside strings were counted too, so count again without them.
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = np.frombuffer(unescaped.translate(None, _NOT_VALUES), np.uint8)
     outside = ~np.bitwise_xor.accumulate(structure == _QUOTE)

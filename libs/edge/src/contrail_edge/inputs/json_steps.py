@@ -179,6 +179,7 @@ def compact(value: bytes) -> Steps[bytes]:
         blank = _IS_BLANK[plain] & ~inside
         staying = np.flatnonzero(~blank)
         if staying.size:
+            # Bytes of numbers and words. Two of them with white space in between would become one.
             bares = _IS_BARE[plain[staying]] & ~inside[staying]
             parted = np.diff(staying, prepend=-1) > 1
             parted[0] |= blank_before

@@ -47,6 +47,7 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
     ranges = _accept_ranges(header)
 
     def quality(offer: str) -> float:
+        # The most specific range decides, even if it excludes the offer (q=0).
         for candidate in (offer, offer.partition("/")[0] + "/*", "*/*"):
             if candidate in ranges:
                 return ranges[candidate]

@@ -36,6 +36,7 @@ def split_path(raw_path: bytes) -> list[str]:
         text = raw_path.decode("ascii")
     except UnicodeDecodeError:
         raise ApiError(errors.BAD_REQUEST, "the path is not ASCII") from None
+    # Split before decoding: an escaped slash belongs to a name, and does not separate segments.
     segments = text.split("/")
     if "%" in text:
         return [percent_decode(segment) for segment in segments]

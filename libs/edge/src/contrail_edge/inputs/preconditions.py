@@ -36,11 +36,13 @@ class Preconditions:
 
         Raises PRECONDITION_FAILED if the headers cannot be met.
         """
+        # Storage checks these forms itself, at the moment of the change.
         if not self.none_match:
             if self.match is None:
                 return 0 if self.match_any else None, self.create_only
             if len(self.match) == 1:
                 return next(iter(self.match)), self.create_only
+        # For the others, check the current version, and let storage require that it is still that.
         version = await current()
         self.check(version)
         return version, self.create_only

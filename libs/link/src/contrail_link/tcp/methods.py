@@ -56,6 +56,7 @@ class DeclaredMethod(Method[Any]):
 
     def in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the order of their declaration, with the defaults."""
+        # The usual call: binding a signature is slow.
         if len(args) == len(self._signature.parameters):
             return args
         bound = self._signature.bind(*args, **kwargs)

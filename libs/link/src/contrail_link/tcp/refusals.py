@@ -33,6 +33,7 @@ def encode_error(error: ApiError) -> bytes:
 def decode_error(body: bytes | memoryview) -> ApiError:
     """Return the refusal in ``body``. Raises msgspec.DecodeError if there is none."""
     wire = _decoder.decode(body)
+    # The name first: variants share a code.
     spec = errors.BY_NAME.get(wire.name) or errors.REGISTRY.get(wire.code, errors.INTERNAL)
     fields = [FieldProblem(pointer, message) for pointer, message in wire.fields]
     return ApiError(spec, wire.detail, fields, wire.retry_after_s, wire.applied)

@@ -117,6 +117,7 @@ def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
             raise _invalid("idle_heartbeat", "requires an NDJSON answer or a WebSocket")
         if heartbeat_ns < HEARTBEAT_MIN_NS:
             raise _invalid("idle_heartbeat", "must be at least 100ms")
+        # JetStream refuses this too.
         if heartbeat_ns * 2 > expires_ns:
             raise _invalid("idle_heartbeat", "must not be longer than half of expires")
     return PullTerms(

@@ -226,6 +226,7 @@ class Codec:
         for what holds no objects that name an ``op``; frames in front of it may have come then.
         """
         try:
+            # Try the usual case first: everything in order, and small enough for one step.
             many = self._is_array(message)
             if not self._large.is_plain(message):
                 return self._guarded(message, self._in_steps(message, payload_bytes_max, many))

@@ -281,6 +281,7 @@ def _pushed(stream: Stream, count: int) -> Iterator[int]:
     with stream.client.subscribe(stream.name, "bench") as messages:
         for number, message in zip(range(1, count + 1), messages, strict=False):
             if number == count:
+                # Frames are handled in order, so everything is acknowledged when this is answered.
                 message.ack_sync()
             else:
                 message.ack()
@@ -297,6 +298,7 @@ def _steadily(stream: Stream, count: int, size: int, rate: float) -> None:
     begun = time.perf_counter()
     with stream.client.publisher() as publisher:
         for number in range(count):
+            # From the beginning, not from the last message, so that delays do not lower the rate.
             time.sleep(max(begun + number / rate - time.perf_counter(), 0.0))
             stamp = _STAMP.pack(time.perf_counter())
             publisher.publish(stream.subject, stamp.ljust(size, b"\0"))

@@ -222,6 +222,7 @@ def _rates(before: StreamInfo | None, now: StreamInfo, passed_s: float) -> Rates
     """The rates between two looks at a stream; 0 if it was not there before, or was re-created."""
     state = now.state
     stored = removed = 0.0
+    # A stream that was re-created begins again at 0, which is no negative rate.
     if before is not None and before.created == now.created:
         added = _assigned(now) - _assigned(before)
         stored = added / passed_s
