@@ -37,6 +37,7 @@ from contrail_common.timeunits import NS_PER_MS, NS_PER_S
 
 _N = TypeVar("_N", int, str)
 
+# JetStream's limits.
 DESCRIPTION_BYTES_MAX: Final = 4096
 METADATA_BYTES_MAX: Final = 128 * 1024
 REPLICAS_MAX: Final = 5

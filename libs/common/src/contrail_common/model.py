@@ -36,6 +36,7 @@ AdvisoryType = Literal[
 
 AdvisoryAction = Literal["create", "modify", "delete"]
 
+# JetStream's defaults.
 DUPLICATE_WINDOW_NS: Final = 120_000_000_000
 ACK_WAIT_NS: Final = 30_000_000_000
 MAX_ACK_PENDING: Final = 1_000
@@ -45,6 +46,7 @@ PAYLOAD_BYTES_MAX: Final = 1 << 20
 HEADER_BYTES_MAX: Final = 64 * 1024
 BATCH_MESSAGES_MAX: Final = 10_000
 
+# Headers with a meaning, as in JetStream.
 MSG_ID: Final = "Nats-Msg-Id"
 EXPECTED_STREAM: Final = "Nats-Expected-Stream"
 EXPECTED_LAST_SEQ: Final = "Nats-Expected-Last-Sequence"

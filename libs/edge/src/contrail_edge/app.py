@@ -45,6 +45,7 @@ BUSY_STATUS: Final = 503
 
 _EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/messages"})
 """Routes that accept a ticket, because a browser's EventSource cannot send a token."""
+# Entries of the cache of direct targets for each method, and the longest URL in it.
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
 

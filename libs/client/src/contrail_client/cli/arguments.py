@@ -20,6 +20,7 @@ from contrail_client.errors import ContrailError
 from contrail_client.operations.ensuring import exists_otherwise
 
 _SHOWN_MAX: Final = 100
+# Completion must not make the shell wait for a server that is away.
 _PATIENCE_S: Final = 1.0
 
 

@@ -38,6 +38,7 @@ SEND_BYTES: Final = 256 << 10
 """About the size of one WebSocket message: large enough to be cheap, and small enough that no
 participant makes the others wait for long."""
 
+# Longest wait of `close` for frames that are not sent yet.
 _FLUSH_S: Final = 2.0
 
 Answered = Callable[[Answering], None]

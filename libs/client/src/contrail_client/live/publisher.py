@@ -39,6 +39,7 @@ FAILURES_KEPT: Final = 100
 
 # A payload may have this many bytes; the rest of a frame is for subject, headers and envelope.
 _FRAME_ROOM: Final = FRAME_BYTES_MAX - (256 << 10)
+# Random bytes in generated ids, so that no two publishers generate the same one.
 _PREFIX_BYTES: Final = 12
 
 

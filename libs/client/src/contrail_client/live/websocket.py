@@ -16,7 +16,9 @@ from contrail_client.transport import CONNECT_S, Options, beyond_loopback
 PING_S: Final = 10.0
 """Seconds between pings. The socket is lost if a ping is not answered within this time."""
 
+# Messages that the library buffers. When the buffer is full, TCP slows down the server.
 _QUEUED_FRAMES: Final = 64
+# Longest wait for the server's close frame.
 _CLOSE_S: Final = 2.0
 _PATH: Final = "/v1/ws"
 

@@ -12,6 +12,7 @@ from contrail_client.reconnecting import Reconnecting
 
 _SILENCE_S: Final = 15.0
 """The server sends an event or a heartbeat at least this often."""
+# A longer line is not an event of a server, and would fill the memory.
 _LINE_BYTES_MAX: Final = 1 << 20
 _GONE: Final = b"gone"
 _decoder: Final = msgspec.json.Decoder(Event)

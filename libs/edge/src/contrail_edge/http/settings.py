@@ -39,27 +39,38 @@ class EdgeSettings:
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     body_bytes_max: int = 16 << 20
     body_window_bytes_min: int = 4 << 20
+    # Bodies of management requests.
     json_body_bytes_max: int = 1 << 20
+    # Over all connections, with the unfinished messages of sockets.
     bodies_in_flight_bytes_max: int = 256 << 20
     target_bytes_max: int = 16 << 10
     head_bytes_max: int = 64 << 10
     head_lines_max: int = 200
     connections_max: int = 4096
+    # Long polls.
     waiting_max: int = 4096
+    # Publishes with `ack=none` that storage has not finished.
     unanswered_publishes_max: int = 10_000
     unanswered_bytes_max: int = 32 << 20
     frame_bytes_max: int = 8 << 20
     unproven_frame_bytes_max: int = 8 << 10
     unread_bytes_max: int = 8 << 20
     unread_bytes_of_all_max: int = 256 << 20
+    # Requests on a connection that wait for the answers to earlier ones.
     pipelined_max: int = 256
 
     head_timeout_s: float = 10.0
     body_idle_s: float = 15.0
     body_window_s: float = 300.0
+    # Between two requests.
     keep_alive_s: float = 75.0
+    # A client that reads nothing of its answer for this long is disconnected.
     write_stall_s: float = 60.0
+    # A refused body is read and dropped for this long, so that the client sees the answer.
     linger_s: float = 2.0
+    # A silent socket is pinged after this time, and must answer within the same time.
     socket_ping_s: float = 15.0
+    # For the first frame of a socket, if its handshake had no token.
     connect_s: float = 10.0
+    # To finish requests when the process stops; sockets get half of it.
     grace_s: float = 10.0

@@ -29,10 +29,14 @@ from contrail_edge.ws.socket_metrics import SocketCounts
 REASON_BYTES_MAX: Final = 123
 """Bytes for the reason after the code in a close frame (RFC 6455, 5.5)."""
 
+# `wait_writable` waits from this number of unsent bytes on, until only the second one is left.
 _PACE_BYTES: Final = 1 << 20
 _PACED_BYTES: Final = 256 << 10
+# A peer that reads nothing for this long is not waited for any more.
 _STALL_S: Final = 1.0
+# Time for a slow consumer to read up to the close frame.
 _UNREAD_LINGER_S: Final = 15.0
+# Below these sizes, the length takes one byte of the head, or two more.
 _SHORT: Final = 126
 _MEDIUM: Final = 1 << 16
 

@@ -30,6 +30,7 @@ from contrail_link.contract.admin import EventsRequest, EventsResult
 
 LISTENERS_MAX: Final = 128
 TYPES: Final[tuple[AdvisoryType, ...]] = get_args(AdvisoryType)
+# Pause between attempts while storage is not reachable.
 _AGAIN_S: Final = 1.0
 _AWAY: Final = b": the storage is away\n\n"
 _STILL_HERE: Final = b"id: %b\n: still here\n\n"

@@ -22,6 +22,7 @@ from contrail_link.contract.read import RangeRequest, RangeResult
 
 HEARTBEAT_NS: Final = 15_000_000_000
 """Maximum time without bytes. Proxies close connections that are silent for about a minute."""
+# Messages and payload bytes that are read at once.
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 1 << 20
 _SEQ_DIGITS_MAX: Final = 19

@@ -33,9 +33,12 @@ HEARTBEAT_DEFAULT_NS: Final = 15 * NS_PER_S
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 HEARTBEAT_MAX_NS: Final = 3_600 * NS_PER_S
 SUBSCRIPTIONS_MAX: Final = 256
+# Messages and acknowledgements without an answer, at which the socket stops reading.
 OUTSTANDING_MAX: Final = 4_096
 OUTSTANDING_BYTES_MAX: Final = 8 << 20
+# Sequences, ranges and tokens in one frame.
 SETTLED_MAX: Final = 10_000
+# Silence after which a draining socket may close: the client has probably seen `drain`.
 _QUIET_NS: Final = 300 * NS_PER_MS
 
 _KINDS: Final[dict[type[Settling], AckKind]] = {

@@ -31,9 +31,11 @@ from contrail_link.contract.consume import PullRequest, PullResult
 _log: Final = structlog.get_logger(__name__)
 
 _EXPIRES_NS: Final = 5 * NS_PER_S
+# Seconds between two uses of the subscription's own consumer while there is no credit.
 _TOUCH_S: Final = 10.0
 _TOUCHES: Final = 3
 """Touches of an idle consumer within its inactive threshold, so that it is not removed."""
+# If the gateway is lost, the consumers of its subscriptions are removed after this time.
 _INACTIVE_NS: Final = 30 * NS_PER_S
 _NAME_BYTES: Final = 8
 _UNNAMED: Final = "own"

@@ -69,8 +69,10 @@ from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 
 _log: Final = structlog.get_logger(__name__)
 
+# Levels of nesting around the payload of a `pub`, and of a message in a `pub_batch`.
 _PUB_DEPTH: Final = 1
 _BATCH_DEPTH: Final = 3
+# More tokens are verified in steps.
 _TOKENS_AT_ONCE: Final = 100
 _SETTLING: Final = frozenset(get_args(Settling))
 _BATCHES: Final = frozenset((*get_args(Batch), LargeBatch))

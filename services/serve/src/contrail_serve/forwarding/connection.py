@@ -9,6 +9,7 @@ import httptools
 from contrail_edge.http.budgets import UnreadBudget
 from contrail_edge.http.responses import Header
 
+# Reading an answer pauses above this number of buffered bytes, and goes on below the second one.
 _READ_AHEAD: Final = 256 << 10
 _READ_AGAIN: Final = 64 << 10
 _CONTINUE: Final = 100

@@ -21,6 +21,7 @@ from contrail_serve.forwarding.splice import Splice
 
 _WHOLE_BYTES_MAX: Final = 64 << 10
 """Bodies up to this size are forwarded in one write with their head."""
+# Longer than any long poll.
 _ANSWER_S: Final = 120.0
 _BODILESS: Final = (204, 304)
 _REPEATABLE: Final = frozenset({"GET", "HEAD"})

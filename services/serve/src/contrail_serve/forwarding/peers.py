@@ -14,6 +14,7 @@ from contrail_serve.forwarding.connection import Address, PeerConnection
 _IDLE_MAX: Final = 64
 # Shorter than servers keep idle connections, so that none ends while a request is sent over it.
 _IDLE_S: Final = 30.0
+# Time to connect, and time for which an unreachable peer is asked last.
 _CONNECT_S: Final = 2.0
 _DEAD_S: Final = 1.0
 _P = TypeVar("_P", bound=asyncio.Protocol)

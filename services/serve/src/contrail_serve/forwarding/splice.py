@@ -16,6 +16,7 @@ from contrail_serve.forwarding.peers import Peers
 
 _AHEAD_BYTES_MAX: Final = 64 << 10
 """Bytes that are buffered for the peer before it is connected; then reading is paused."""
+# Time for the client to close after it was asked to reconnect.
 _LEAVE_S: Final = 2.0
 _CLOSE: Final = Close(CloseCode.DRAINING, "the server is shutting down").serialize()
 _DRAINING: Final = frame_head(Opcode.CLOSE, len(_CLOSE)) + _CLOSE
