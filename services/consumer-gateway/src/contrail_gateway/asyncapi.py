@@ -43,8 +43,8 @@ A client frame with an `id` gets exactly one answer with that `id`: `ok`, `ack`,
 `error`. An `ack`, `nak`, `term` or `in_progress` is applied as far as possible: sequences that the
 socket holds are settled, and an `error` names the others.
 
-A token is sent in the `Authorization` header of the handshake or, by browsers, in `connect` as the
-first frame.
+A token is sent in the `Authorization` header of the handshake, or in `connect` as the first frame,
+within 10 seconds. A browser may use a ticket instead, in the parameter `ticket` of the URL.
 
 `credit` is exact: the server does not start a message without credit, and sends a message that it
 has started as a whole. Credit in bytes counts subject, headers and payload. The server closes a
