@@ -63,7 +63,7 @@ def test_credit_is_given_back_in_parts() -> None:
     assert due == [False, False, False, False, True]
     assert window.give_back() == (5, 5)
     assert window.consumed(1) is False
-    window.anew()
+    window.restart()
     assert window.give_back() == (0, 0)
 
 

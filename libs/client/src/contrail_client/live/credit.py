@@ -33,6 +33,6 @@ class CreditWindow:
         self._consumed = self._consumed_bytes = 0
         return given
 
-    def anew(self) -> None:
+    def restart(self) -> None:
         """Start with the whole window again, for a new socket."""
         self._consumed = self._consumed_bytes = 0

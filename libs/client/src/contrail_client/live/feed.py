@@ -231,7 +231,7 @@ class Feed(Generic[T]):
 
     def _credit(self) -> CreditGiven:
         """The credit for a new socket: the window, less the unread messages."""
-        self._window.anew()
+        self._window.restart()
         return CreditGiven(
             msgs=max(self._window.msgs - len(self._unread), 0),
             bytes=max(self._window.bytes - self._unread_bytes, 0),

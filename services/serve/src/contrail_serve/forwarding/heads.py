@@ -28,7 +28,7 @@ _OF_ONE_CONNECTION: Final = frozenset(
         b"upgrade",
     }
 )
-_WRITTEN_ANEW: Final = frozenset(
+_SET_BY_EDGE: Final = frozenset(
     {
         b"access-control-allow-origin",
         b"access-control-expose-headers",
@@ -79,8 +79,8 @@ def request_head(request: Request, length: int | None) -> bytes:
 
 def handshake_head(request: Request) -> bytes:
     """Return the head of a handshake, with its hop-by-hop headers, which ask for the upgrade."""
-    anew = (REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
-    headers = [one for one in request.raw_headers if one[0] not in anew]
+    own = (REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
+    headers = [one for one in request.raw_headers if one[0] not in own]
     return head_bytes(request, "GET", headers)
 
 
@@ -97,4 +97,4 @@ def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
 
 def answer_headers(headers: list[Header]) -> list[Header]:
     """Return the headers of a peer's answer that go to the client, without the length."""
-    return [one for one in passed_on(headers) if one[0] not in _WRITTEN_ANEW]
+    return [one for one in passed_on(headers) if one[0] not in _SET_BY_EDGE]
