@@ -93,7 +93,7 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
         (("connection", "--critical", "0"), 2, "CRITICAL connection"),
         (("stream", shell.stream, "--max-messages", "5", "--max-silence", "1h"), 0, "OK"),
         (("stream", shell.stream, "--max-messages", "4"), 2, "5 messages, more than 4"),
-        (("stream", shell.stream, "--min-messages", "6"), 2, "only 5 messages"),
+        (("stream", shell.stream, "--min-messages", "6"), 2, "5 messages, fewer than 6"),
         (("stream", shell.stream, "--max-silence", "0s"), 2, "newest "),
         (("stream", "NONE"), 2, "there is no stream NONE"),
         (("consumer", shell.stream, "slow", "--max-pending", "5"), 0, "OK"),

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contrail_client.cli import units
-from contrail_client.models import Delivered
+from contrail_client.models import ConsumerInfo, Delivered, StreamInfo
 
 T = TypeVar("T")
 
@@ -130,6 +130,11 @@ def facts(values: Any, title: str, *, as_json: bool) -> None:
     for name, value in _flat(msgspec.to_builtins(values)):
         drawn.add_row(escape(name), escape(printable(units.field(name, value, now_ns))))
     console.print(drawn)
+
+
+def configuration(info: StreamInfo | ConsumerInfo, title: str, *, as_json: bool) -> None:
+    """The configuration of a stream or consumer; as JSON, everything that is known of it."""
+    facts(info if as_json else info.config, title, as_json=as_json)
 
 
 def _is_figure(value: object) -> bool:

@@ -112,9 +112,7 @@ def create_consumer(
     else:
         with hint_at_edit("contrail consumer edit"):
             made = session.client.create_consumer(stream, consumer, wanted)
-    info = made.info()
-    shown = info if session.as_json else info.config
-    show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)
+    show.configuration(made.info(), f"{stream} / {consumer}", as_json=session.as_json)
 
 
 @client_command(app, "edit")
@@ -139,8 +137,7 @@ def edit_consumer(
         max_ack_pending=max_ack_pending,
     )
     info = session.client.consumer(stream, consumer).update(changes)
-    shown = info if session.as_json else info.config
-    show.facts(shown, f"{stream} / {consumer}", as_json=session.as_json)
+    show.configuration(info, f"{stream} / {consumer}", as_json=session.as_json)
 
 
 @client_command(app, "rm")

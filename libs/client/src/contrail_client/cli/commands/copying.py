@@ -17,7 +17,6 @@ from contrail_client.cli.arguments import (
 from contrail_client.cli.commands import consumers, streams
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.models import ConsumerInfo, StreamInfo
 
 NewName = Annotated[str, typer.Argument(help="Name of the copy.")]
 
@@ -45,7 +44,7 @@ def copy_stream(
     wanted = cast(StreamConfig, _copied(source, changes))
     with hint_at_edit("contrail stream edit"):
         made = session.client.create_stream(name, wanted)
-    _show(session, made, name)
+    show.configuration(made, name, as_json=session.as_json)
 
 
 def copy_consumer(
@@ -66,12 +65,7 @@ def copy_consumer(
         wanted.pop("filter_subject" if filters else "filter_subjects", None)
     with hint_at_edit("contrail consumer edit"):
         made = session.client.create_consumer(stream, name, cast(ConsumerConfig, wanted))
-    _show(session, made.info(), f"{stream} / {name}")
-
-
-def _show(session: Session, made: StreamInfo | ConsumerInfo, title: str) -> None:
-    shown = made if session.as_json else made.config
-    show.facts(shown, title, as_json=session.as_json)
+    show.configuration(made.info(), f"{stream} / {name}", as_json=session.as_json)
 
 
 def _copied(source: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,10 +115,11 @@ def check_stream(
     def look() -> list[Finding]:
         info = session.client.get_stream(stream)
         held = info.state.messages
-        told = f"{units.counted(held, 'message')}"
-        findings = [_damage(info), _at_most("messages", held, None, max_messages, told)]
+        text = units.counted(held, "message")
+        findings = [_damage(info), _at_most("messages", held, None, max_messages, text)]
         if min_messages is not None and held < min_messages:
-            findings.append(Finding("messages", held, Level.CRITICAL, f"only {told}"))
+            fewer = f"{text}, fewer than {units.count(min_messages)}"
+            findings.append(Finding("messages", held, Level.CRITICAL, fewer))
         if max_silence is not None:
             findings.append(_silence(info.state.last_ts, max_silence))
         return findings

@@ -132,7 +132,7 @@ def create_stream(
     else:
         with hint_at_edit("contrail stream edit"):
             info = session.client.create_stream(stream, wanted)
-    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
+    show.configuration(info, stream, as_json=session.as_json)
 
 
 @client_command(app, "edit")
@@ -160,7 +160,7 @@ def edit_stream(
         discard=discard,
     )
     info = session.client.update_stream(stream, changes)
-    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
+    show.configuration(info, stream, as_json=session.as_json)
 
 
 @client_command(app, "rm")
@@ -244,7 +244,7 @@ def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     """Make a stream read-only for good."""
     confirm(f"Seal stream {stream}? This cannot be undone.", yes)
     info = session.client.seal_stream(stream)
-    show.facts(info if session.as_json else info.config, stream, as_json=session.as_json)
+    show.configuration(info, stream, as_json=session.as_json)
 
 
 @client_command(app, "snapshot")
