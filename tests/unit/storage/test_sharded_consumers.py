@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrail_common import errors
+from contrail_common.columns.blocks import Block
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
 from contrail_common.partition import shard_of
@@ -24,6 +25,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard import Shard
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,
@@ -221,6 +223,32 @@ def test_naks_and_ack_waits_bring_messages_back(tmp_path: Path) -> None:
         assert payloads(found) == payloads(result.deliveries[:6])
         assert {one.num_delivered for one in found} == {2}
         assert (await link.consumer_info("S", "c")).num_redelivered == 6
+
+    play(tmp_path, scene)
+
+
+def test_waiting_pull_gets_a_message_due_after_one_that_was_acknowledged_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await make(link, ack_wait_ns=SECOND_NS // 5)
+        await fill(link, 2, keys=1)
+        first = await pull(link, 1)
+        await node.consumers.find(node.streams.stream("S"), "c").info()  # its time runs now
+        second = await pull(link, 1)
+        await settle(link, second, second.deliveries, "in_progress")
+        find, asked = node.reader.block_at, 0
+
+        async def block_at(shard: Shard, seq: int) -> Block | None:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                await settle(link, first, first.deliveries)
+            return await find(shard, seq)
+
+        monkeypatch.setattr(node.reader, "block_at", block_at)
+        again = await pull(link, expires_ns=3_600 * SECOND_NS)
+        assert [one.message.seq for one in again.deliveries] == [2]
 
     play(tmp_path, scene)
 

@@ -49,11 +49,12 @@ class AckNoneDispatcher(Dispatcher):
         """
         return self.shard.machine.config.retention == "interest" or bool(self.in_flight)
 
-    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+    async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """Deliver what is available now, without waiting for messages."""
         if self._settles():
-            return await Dispatcher._deliver(self, request)
+            return await Dispatcher.take(self, request)
         async with self._lock:
-            self._check_open()
+            self.check_open()
             self._take_filters()
             opened = partial(self.reader.opened, self.shard)
             headers_only = self.consumer.config.headers_only
@@ -86,7 +87,7 @@ class AckNoneDispatcher(Dispatcher):
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
-            self._check_open()
+            self.check_open()
             if self._catch_up() == position:  # otherwise messages were removed meanwhile
                 found = self._select(block, position)
                 self._take_columns(batch, found)

@@ -6,10 +6,12 @@ consumers are sent at once and recorded together in one command. With ``max_deli
 after their commit.
 """
 
+# One module: waiting, selecting, recording and counting share the fields of one consumer.
+
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -186,31 +188,14 @@ class Dispatcher:
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Serve a pull with what is available, or wait up to ``expires`` for the first message."""
-        check_limits(self.consumer.config, request)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + request.expires_ns / 1e9
-        self.touch()
-        # First come, first served: a new pull queues after those that wait.
-        queue_first = bool(self.waiters)
-        waiter: asyncio.Event | None = None
-        try:
-            while True:
-                self._check_open()
-                found = [] if queue_first else await self._deliver(request)
-                queue_first = False
-                left = deadline - loop.time()
-                if found or request.no_wait or left <= 0:
-                    break
-                waiter = waiter or self._queue_up()
-                self._arm_deadline()
-                if not await woken(waiter, left):
-                    break
-        finally:
-            if waiter is not None:
-                self.leave(waiter)
-            self.touch()
-            if not self.closed:
-                self.wake()
+        found: list[Delivery] | DeliveryColumns = []
+
+        async def attempt() -> bool:
+            nonlocal found
+            found = await self.take(request)
+            return bool(found)
+
+        await serve((self,), request, attempt)
         return await self._answer(found)
 
     async def _answer(self, found: list[Delivery] | DeliveryColumns) -> PullResult:
@@ -220,13 +205,6 @@ class Dispatcher:
             return PullResult([], found.num_pending, *address, found)
         pending = found[-1].num_pending if found else await self.num_pending()
         return PullResult(found, pending, *address)
-
-    def _queue_up(self) -> asyncio.Event:
-        if len(self.waiters) >= max(self.consumer.config.max_waiting, 1):
-            raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
-        waiter = asyncio.Event()
-        self.enqueue(waiter)
-        return waiter
 
     def enqueue(self, waiter: asyncio.Event) -> None:
         """Queue ``waiter``, which is set when there may be messages for it."""
@@ -239,7 +217,8 @@ class Dispatcher:
         if not self.waiters:
             self.shard.listeners.discard(self.wake)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ApiError once nothing can be delivered any more."""
         if not self.shard.machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.closed:
@@ -253,32 +232,18 @@ class Dispatcher:
         """Make this a dispatcher of a sharded consumer: only one of them selects at a time."""
         self._siblings, self._lock = siblings, lock
 
-    def check(self, request: PullRequest) -> None:
-        """Raise ApiError for a pull that the consumer does not accept."""
-        check_limits(self.consumer.config, request)
-        self._check_open()
-
-    async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
-        """Deliver what is available now, without waiting."""
-        return await self._deliver(request)
-
     def give_back(self, deliveries: list[Delivery]) -> None:
         """Return undelivered messages to the queue: they are due again at once."""
         if deliveries and self.consumer.config.ack_policy != "none":
             self.flush()
             self._give_back([one.message.seq for one in deliveries])
 
-    def wait(self, waiter: asyncio.Event) -> None:
-        """Queue ``waiter`` as a pull of this dispatcher alone does."""
-        self.enqueue(waiter)
-        self._arm_deadline()
-
     # Selecting -----------------------------------------------------------------------------------
 
-    async def _deliver(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
-        """Deliver what is available now."""
+    async def take(self, request: PullRequest) -> list[Delivery] | DeliveryColumns:
+        """Deliver what is available now, without waiting for messages."""
         async with self._lock:
-            self._check_open()
+            self.check_open()
             self._take_filters()
             batch = Batch(request)
             try:
@@ -361,7 +326,7 @@ class Dispatcher:
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
-            self._check_open()
+            self.check_open()
             if self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
             found = self._select(block, position)
@@ -592,3 +557,55 @@ class Dispatcher:
         if low <= self._top_seq:
             out += [self.consumer.pending.keys(), self.in_flight]
         return count_live(self.shard.machine, low, out)
+
+
+async def serve(
+    dispatchers: Sequence[Dispatcher], request: PullRequest, attempt: Callable[[], Awaitable[bool]]
+) -> None:
+    """Serve a pull: call ``attempt`` until it has found messages, or the time of the pull is over.
+
+    ``dispatchers`` are those of all shards. A waiting pull is queued at every one of them, in the
+    same order, so whichever shard has messages wakes the first pull.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + request.expires_ns / 1e9
+    for one in dispatchers:
+        check_limits(one.consumer.config, request)
+        one.check_open()
+        one.touch()
+    # First come, first served: a new pull queues after those that wait.
+    queue_first = bool(dispatchers[0].waiters)
+    waiter: asyncio.Event | None = None
+    try:
+        while queue_first or not await attempt():
+            left_s = deadline_s - loop.time()
+            if request.no_wait or left_s <= 0:
+                return
+            if waiter is None:
+                waiter = _queue_up(dispatchers)
+                if len(dispatchers) > 1 and not queue_first:
+                    waiter.set()  # messages that came after their shard was tried woke nobody
+            queue_first = False
+            for one in dispatchers:
+                one._arm_deadline()  # that of the last timer may have passed without a message
+            if not await woken(waiter, left_s):
+                return
+            for one in dispatchers:
+                one.check_open()
+    finally:
+        for one in dispatchers:
+            if waiter is not None:
+                one.leave(waiter)
+            one.touch()
+            if not one.closed:
+                one.wake()
+
+
+def _queue_up(dispatchers: Sequence[Dispatcher]) -> asyncio.Event:
+    first = dispatchers[0]
+    if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
+        raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
+    waiter = asyncio.Event()
+    for one in dispatchers:
+        one.enqueue(waiter)
+    return waiter

@@ -1,9 +1,7 @@
 """Pulling from all shards of a stream as one consumer.
 
-Each shard has a dispatcher. A waiting pull is queued at every one of them, in the same order, so
-whichever shard has messages wakes the first pull. The pull then tries all shards, each time
-beginning with another one. Only one dispatcher selects at a time, so that together they stay within
-``max_ack_pending``.
+Each shard has a dispatcher. A pull tries all shards, each time beginning with another one. Only one
+dispatcher selects at a time, so that together they stay within ``max_ack_pending``.
 """
 
 import asyncio
@@ -17,9 +15,8 @@ from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
-from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.dispatcher import Dispatcher, serve
 from contrail_storage.consumers.pull_batch import PULL_BYTES_MAX
-from contrail_storage.replica.shard import woken
 
 
 class ShardedDispatcher:
@@ -33,36 +30,17 @@ class ShardedDispatcher:
         for dispatcher in self.dispatchers:
             dispatcher.join(tuple(one for one in self.dispatchers if one is not dispatcher), lock)
 
-    def touch(self) -> None:
-        """Note that a client used the consumer now."""
-        for dispatcher in self.dispatchers:
-            dispatcher.touch()
-
     async def pull(self, request: PullRequest) -> PullResult:
         """Serve a pull as ``Dispatcher.pull`` does, over all shards."""
         request = msgspec.structs.replace(request, columns=False)
-        for dispatcher in self.dispatchers:
-            dispatcher.check(request)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + request.expires_ns / 1e9
-        self.touch()
-        # First come, first served: a new pull queues after those that wait.
-        queue_first = bool(self.dispatchers[0].waiters)
-        waiter: asyncio.Event | None = None
         found: list[Delivery] = []
+
+        async def attempt() -> bool:
+            await self._take(request, found)
+            return bool(found)
+
         try:
-            while True:
-                if not queue_first:
-                    await self._take(request, found)
-                left = deadline - loop.time()
-                if found or request.no_wait or left <= 0:
-                    break
-                waiter = waiter or self._queue_up(recheck=not queue_first)
-                queue_first = False
-                if not await woken(waiter, left):
-                    break
-                for dispatcher in self.dispatchers:
-                    dispatcher.check(request)
+            await serve(self.dispatchers, request, attempt)
             return await self._result(found)
         except BaseException:
             # A cancelled pull ends here too: its messages go to the next pull.
@@ -70,24 +48,6 @@ class ShardedDispatcher:
                 number = dispatcher.shard.machine.shard
                 dispatcher.give_back([one for one in found if one.message.shard == number])
             raise
-        finally:
-            for dispatcher in self.dispatchers:
-                if waiter is not None:
-                    dispatcher.leave(waiter)
-                dispatcher.touch()
-                if not dispatcher.closed:
-                    dispatcher.wake()
-
-    def _queue_up(self, *, recheck: bool) -> asyncio.Event:
-        first = self.dispatchers[0]
-        if len(first.waiters) >= max(first.consumer.config.max_waiting, 1):
-            raise ApiError(errors.TOO_MANY_WAITERS, retry_after_s=1, applied=False)
-        waiter = asyncio.Event()
-        for dispatcher in self.dispatchers:
-            dispatcher.wait(waiter)
-        if recheck:  # messages that came after their dispatcher was tried woke nobody
-            waiter.set()
-        return waiter
 
     async def _take(self, request: PullRequest, found: list[Delivery]) -> None:
         """Add available messages of all shards to ``found``, up to a batch."""
