@@ -187,3 +187,33 @@ def test_raised_limit_of_pending_acks_serves_the_pull_that_waits(
         assert [one.message.payload for one in (await waiting).deliveries] == [b"1"]
 
     play(tmp_path, scene, config)
+
+
+@FORMS
+def test_new_consumer_does_not_disturb_the_pulls_of_others(
+    tmp_path: Path, config: StreamConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, taken = dispatcher.Dispatcher.take, 0
+
+    async def counted(self: dispatcher.Dispatcher, request: PullRequest) -> Any:
+        nonlocal taken
+        taken += self.consumer.config.name == "c"
+        return await take(self, request)
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await put(link)
+        waiting = asyncio.ensure_future(pull(link, expires_ns=LONG_NS))
+        consumer = node.consumers.find(node.streams.stream("S"), "c")
+        while not consumer.dispatchers[0].waiters:
+            await asyncio.sleep(0)
+        await put(link, "settled")  # a pull from several shards tries them once more
+        before = taken
+        for number in range(9):
+            await put(link, f"other-{number}")
+        assert taken == before
+        await fill(link, 1)
+        assert len((await waiting).deliveries) == 1
+        assert taken > before
+
+    monkeypatch.setattr(dispatcher.Dispatcher, "take", counted)
+    play(tmp_path, scene, config)

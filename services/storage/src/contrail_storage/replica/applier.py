@@ -18,12 +18,11 @@ from contrail_storage.core.commands import (
     DropStream,
     Entry,
     FinishRestore,
-    PutConsumer,
     RestorePart,
     decode_entry,
 )
 from contrail_storage.core.meta_machine import MetaMachine
-from contrail_storage.core.results import Refused, Result, Writes
+from contrail_storage.core.results import ConsumerPut, Refused, Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.entries import EntryContext, Unapplied
@@ -199,11 +198,12 @@ class Applier:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
             existed = shard.machine.exists
-            results.append(self._apply_to(shard, index, entry.time_ns, command, writes))
+            result = self._apply_to(shard, index, entry.time_ns, command, writes)
+            results.append(result)
             if writes.advisories:
                 self._notify(writes, entry.time_ns, shard.name)
-            if isinstance(command, PutConsumer):
-                shard.notify()  # a waiting pull may get more, whether or not its caller still waits
+            if isinstance(result, ConsumerPut) and not result.created:
+                shard.notify()  # its waiting pulls may get more, even if the caller has left
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
                 # Numbering may begin above 1; there are no messages below to wait for.
                 shard.applied_seq = shard.machine.counters.last_seq
