@@ -4,6 +4,7 @@ The imports take most of the time that a server needs to start. Every fork impor
 it imports nothing but the standard library.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -71,5 +72,6 @@ def _serve(
     with stdout, log.open("a", encoding="utf-8") as stderr:
         os.dup2(stdout.fileno(), sys.stdout.fileno())
         os.dup2(stderr.fileno(), sys.stderr.fileno())
+    gc.freeze()  # a start collects once, and need not look at what every fork has
     sys.argv = ["contrail_serve", *arguments]
     runpy.run_module("contrail_serve", run_name="__main__")
