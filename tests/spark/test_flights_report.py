@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 from pyspark.sql import SparkSession
 
-from contrail_flights.dataset import Dataset, Flight
+from contrail_flights.dataset import Flight, load_dataset
 from contrail_flights.report import Report, make_report
 from contrail_flights.tally import tally_of
 
@@ -17,9 +17,9 @@ LIMIT = 4_000
 
 
 @pytest.fixture(scope="module")
-def flights(dataset: Dataset) -> list[Flight]:
+def flights() -> list[Flight]:
     """The first flights of the year."""
-    return dataset.flights[:LIMIT]
+    return load_dataset(LIMIT).flights
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from contrail_client import Consumer, Contrail
 from contrail_common.subjects import matches
-from contrail_flights.dataset import Dataset, Flight
+from contrail_flights.dataset import Flight, load_dataset
 from contrail_flights.route import (
     PULLED,
     PUSHED,
@@ -39,9 +39,9 @@ def unheard(count: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def flights(dataset: Dataset) -> list[Flight]:
+def flights() -> list[Flight]:
     """The first flights of the year; the last batch of them is not full."""
-    return dataset.flights[:LIMIT]
+    return load_dataset(LIMIT).flights
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,12 @@ def test_a_consumer_that_fails_in_its_thread_fails_the_run(
         at_work.finish()
 
 
-def test_the_server_ends_with_its_context(tmp_path: Path) -> None:
-    with serving(0, tmp_path) as server:
+def test_the_server_takes_no_settings_of_the_environment_and_ends_with_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTRAIL_TOKEN", "of-another-server")
+    with serving(0, tmp_path) as server, Contrail(server.url) as client:
+        assert list(client.list_streams()) == []
         assert server.ended() is None
     assert server.process.returncode == 0
 
@@ -175,11 +179,3 @@ def test_a_server_that_is_killed_is_told_with_its_last_words(tmp_path: Path) -> 
     assert "ended with signal SIGKILL" in told
     assert f"{tmp_path / 'serve.log'} ends:" in told
     assert "serving" in told
-
-
-def test_settings_in_the_environment_do_not_reach_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CONTRAIL_TOKEN", "of-another-server")
-    with serving(0, tmp_path) as server, Contrail(server.url) as client:
-        assert list(client.list_streams()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contrail_spark.options import NAMES
-from contrail_spark.session import JavaNotFoundError, find_java
+from contrail_spark.session import JavaNotFoundError, Profile, find_java
 from tests.checks.repository import ROOT
 from tests.spark.replay_server import ReplayServer
 
@@ -73,6 +73,9 @@ def test_a_job_under_spark_submit_reads_a_stream_and_shows_errors_by_their_messa
         f"{ELSEWHERE}\n{READ}\ntry:\n    {misspelt}\nexcept Exception as error:\n    print(error)\n"
     )
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
+    _, flags = Profile.QUICK.value
+    submit += ["--driver-java-options", flags, "--conf", "spark.ui.enabled=false"]
+    submit += ["--conf", "spark.sql.shuffle.partitions=1"]
     # This driver has the package; the JVM that started it would ask the first `python3`.
     named = {**environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
     shown = run(submit, program, tmp_path, named, server.url)
