@@ -5,7 +5,8 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -257,6 +258,14 @@ class RawSocket:
         data = self.tcp.recv(1 << 20)
         assert data, "the connection ended"
         self._read += data
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again until ``condition`` holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.02)
 
 
 def seqs(messages: Iterable[Frame]) -> list[int]:

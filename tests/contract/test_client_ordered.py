@@ -213,7 +213,7 @@ def test_deleted_and_unknown_streams_end_the_reader(live: ServerProcess, stream:
 
 @pytest.mark.long
 def test_killed_server_repeats_and_misses_nothing(tmp_path: Path) -> None:
-    count = 4_000
+    count = 1_500
 
     async def work(server: ServerProcess) -> None:
         async with AsyncContrail(server.url) as client:

@@ -155,7 +155,7 @@ def test_message_that_fits_no_frame_is_refused_before_it_is_sent(
 
 @pytest.mark.long
 def test_killed_server_stores_every_message_with_an_id_once(tmp_path: Path) -> None:
-    count = 6_000
+    count = 2_400
 
     async def work(server: ServerProcess) -> list[PubAck]:
         async with AsyncContrail(server.url) as client:
@@ -181,7 +181,7 @@ def test_killed_server_stores_every_message_with_an_id_once(tmp_path: Path) -> N
 def test_killed_server_loses_no_acked_message_without_an_id_and_stores_none_twice(
     tmp_path: Path,
 ) -> None:
-    count = 3_000
+    count = 1_500
 
     async def work(server: ServerProcess) -> tuple[set[bytes], set[bytes]]:
         acked, unknown = set(), set()

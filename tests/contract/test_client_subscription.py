@@ -327,7 +327,7 @@ def test_consumer_that_acknowledges_nothing_delivers_each_message_once(
 def test_killed_server_delivers_nothing_again_that_was_acknowledged_durably(
     tmp_path: Path,
 ) -> None:
-    count = 2_000
+    count = 600
 
     async def work(server: ServerProcess) -> None:
         done: set[int] = set()

@@ -23,6 +23,7 @@ from contrail_client import (
     to_timedelta,
 )
 from tests.contract.client_rig import finish, keep_port, new_stream
+from tests.contract.talk import wait_until
 from tests.contract.test_client_cli import TIMEOUT_S, Shell
 from tests.support.servers import ServerProcess
 
@@ -311,8 +312,7 @@ def test_table_without_pandas_says_what_to_install(
 def wait_until_stored(url: str, stream: str) -> None:
     """Until the stream has a message, so that whoever publishes is known to be at work."""
     with Contrail(url) as client:
-        while not client.get_stream(stream).state.messages:
-            pass
+        wait_until(lambda: client.get_stream(stream).state.messages > 0)
 
 
 @pytest.mark.long

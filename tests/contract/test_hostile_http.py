@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.conftest import Stream
 from tests.contract.raw_http import RawAnswer, RawConnection
+from tests.contract.talk import wait_until
 from tests.support.each import each
 from tests.support.servers import ServerProcess
 
@@ -379,9 +380,7 @@ def test_many_clients_with_large_bodies_keep_memory_bounded(own_server: ServerPr
         # 40 bodies of 15 MiB are more than may be in flight: some were refused, none is complete.
         assert own_server.rss_bytes() - before < 500 * MIB
         refused_one = 'route="/v1/streams/{stream}/messages",status="503"'
-        deadline = time.monotonic() + 10
-        while refused_one not in httpx.get(f"{own_server.url}/metrics").text:
-            assert time.monotonic() < deadline
+        wait_until(lambda: refused_one in httpx.get(f"{own_server.url}/metrics").text)
         for connection in connections:
             connection.hang_up()
 

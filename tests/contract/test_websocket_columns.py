@@ -5,7 +5,6 @@ The columns are read here as a client's author would read them from the descript
 
 import base64
 import struct
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,7 +17,16 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from tests.contract.conftest import Stream
-from tests.contract.talk import JSON, MSGPACK, OP_BINARY, Frame, RawSocket, Talk, frame_bytes
+from tests.contract.talk import (
+    JSON,
+    MSGPACK,
+    OP_BINARY,
+    Frame,
+    RawSocket,
+    Talk,
+    frame_bytes,
+    wait_until,
+)
 from tests.support.each import each
 from tests.support.servers import ServerProcess
 
@@ -266,10 +274,8 @@ def test_columns_that_nobody_reads_spend_the_budget(own_server: ServerProcess) -
             unread.head()
             frame = {"op": "sub", "stream": "T", "credit": WHOLE | {"bytes": 1 << 30}, **COLUMNS}
             unread.send(frame_bytes(OP_BINARY, msgspec.msgpack.encode(frame)))
-            deadline = time.monotonic() + 30
             closes = 'contrail_socket_closes_total{code="4008"} 1'
-            while closes not in client.get("/metrics").text:
-                assert time.monotonic() < deadline
+            wait_until(lambda: closes in client.get("/metrics").text)
             assert unread.close_code() == 4008
 
 

@@ -13,7 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.contract.conftest import Stream
-from tests.contract.talk import MSGPACK, OP_TEXT, RawSocket, Talk, frame_bytes, seqs
+from tests.contract.talk import MSGPACK, OP_TEXT, RawSocket, Talk, frame_bytes, seqs, wait_until
 from tests.support.servers import ServerProcess
 
 MIB = 1 << 20
@@ -27,14 +27,6 @@ def own(own_server: ServerProcess) -> Iterator[Stream]:
         stream = Stream(client, "T", "t")
         assert stream.configure().status_code == 201
         yield stream
-
-
-def wait_until(condition: Any) -> None:
-    """Look again and again until ``condition`` holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.05)
 
 
 def wait_a_moment() -> None:

@@ -1,14 +1,13 @@
 """Subscriptions: credit to the message, acknowledgements by sequence, order, shared consumers."""
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.contract.conftest import Stream
-from tests.contract.talk import JSON, MSGPACK, TIMEOUT_S, Talk, seqs
+from tests.contract.talk import JSON, MSGPACK, Talk, seqs, wait_until
 from tests.support.each import each
 from tests.support.servers import ServerProcess
 
@@ -26,14 +25,6 @@ def talk(server: ServerProcess) -> Iterator[Talk]:
 def info(stream: Stream, consumer: str = "c") -> dict[str, Any]:
     found: dict[str, Any] = stream.client.get(f"{stream.path}/consumers/{consumer}").json()
     return found
-
-
-def wait_until(condition: Any) -> None:
-    """Look again and again until ``condition`` holds."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        time.sleep(0.02)
 
 
 # The consumer ------------------------------------------------------------------------------------
