@@ -78,6 +78,7 @@ def _parse_split(document: object) -> Split:
         messages=_integer(fields["messages"]),
         bytes=_integer(fields["bytes"]),
     )
+    # The loop over such a split would end at once, and the DataFrame would lack its messages.
     if split.from_seq > split.to_seq:
         raise ValueError(f"the split {split.from_seq}..{split.to_seq} ends before it starts")
     return split

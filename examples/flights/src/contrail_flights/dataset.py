@@ -67,6 +67,7 @@ def read_flights(archive: Path, limit: int | None = None) -> list[Flight]:
         columns = next(lines, [])
         moment, flight = _moments(columns), _flights(columns)
         if limit is not None:
+            # Keeps only `limit` lines in memory, and converts only those.
             return [flight(line) for line in heapq.nsmallest(limit, lines, key=moment)]
         dated = [(moment(line), flight(line)) for line in lines]
     dated.sort(key=itemgetter(0))

@@ -194,6 +194,7 @@ class _Demonstration:
     def _report(self) -> Report:
         with step(self.console, "Starting Spark, which takes a few seconds"):
             interrupt = signal.getsignal(signal.SIGINT)
+            # The JVM writes its warnings to stderr, in the middle of the progress.
             with _stderr_into(self.settings.spark_log):
                 spark = self._session()
             # The handler of Spark would cancel the jobs of the session, which is stopped anyway.

@@ -68,6 +68,7 @@ def serving(port: int, data_dir: Path) -> Iterator[Server]:
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=environment,
+            # Ctrl-C in the terminal must not reach the server before this process stops it.
             start_new_session=True,
         )
     try:

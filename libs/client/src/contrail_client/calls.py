@@ -122,6 +122,7 @@ def path_of(*segments: str | int) -> str:
     `..` must not delete the stream.
     """
     for segment in segments:
+        # Clients and proxies remove such segments from a path, also if they are escaped.
         if segment in ("", ".", ".."):
             raise ValueError(f"{segment!r} cannot be used as a name or subject")
     return "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)

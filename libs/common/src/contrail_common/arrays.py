@@ -14,6 +14,7 @@ def distinct(values: NDArray[_T]) -> NDArray[_T]:
     ``np.unique`` takes 15 times as long for 100,000 different ones (numpy 2.4 puts them into a hash
     table), and its first call in a process imports ``numpy.ma``, which takes 80 ms.
     """
+    # After sorting, each value that differs from the one before it is the first of its kind.
     ascending = np.sort(values)
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])

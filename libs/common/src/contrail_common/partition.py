@@ -68,6 +68,7 @@ def _hashes(keys: Sequence[bytes]) -> U32Array:
 
     Each step takes one more byte of all keys that have it; longer keys are sorted first.
     """
+    # Longest first: then the keys that have a byte at some place are always a prefix.
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(lengths)

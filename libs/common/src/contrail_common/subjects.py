@@ -36,6 +36,7 @@ def subject_problem(subject: str) -> str | None:
 
 @functools.lru_cache(maxsize=65_536)
 def _short_subject_problem(subject: str) -> str | None:
+    # Most subjects have only these characters, and then need no look at each token.
     letters = subject.replace(".", "").replace("-", "").replace("_", "")
     plain = letters.isascii() and letters.isalnum()
     if plain and ".." not in subject and subject[0] != "." != subject[-1]:

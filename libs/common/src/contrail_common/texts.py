@@ -113,6 +113,7 @@ def are_offsets(data: bytes, count: int, end: int) -> bool:
     """Return True if ``data`` has ``count + 1`` ascending offsets from 0 to ``end``."""
     if min(count, end) < 0 or len(data) != 4 * (count + 1):
         return False
+    # Most batches have one message.
     if count == 1:
         return data == _FEW[1].pack(0, end)
     if count < len(_FEW):
@@ -134,6 +135,7 @@ def is_utf8(heap: bytes, offsets: bytes) -> bool:
         heap.decode()
     except UnicodeDecodeError:
         return False
+    # The whole may be UTF-8 although an offset cuts a character in two.
     starts = as_u32(offsets)
     first = np.frombuffer(heap, np.uint8)[starts[starts < len(heap)]]
     return not bool((first & 0b1100_0000 == _CONTINUATION).any())

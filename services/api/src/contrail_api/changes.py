@@ -51,6 +51,7 @@ def merged(target: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any
         if value is None:
             result.pop(name, None)
         elif isinstance(value, dict):
+            # A patch of a member that is no object replaces it by an object (RFC 7396).
             below = result.get(name)
             result[name] = merged(below if isinstance(below, dict) else {}, value)
         else:

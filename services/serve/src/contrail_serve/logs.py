@@ -57,6 +57,7 @@ def _take_over(shared: list[Processor], rendering: list[Processor], level: int) 
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
+    # Libraries log through the root logger. Below warnings they say too much.
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))

@@ -57,6 +57,7 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
     except SettingsError as error:
         print(f"contrail: {error}", file=sys.stderr)
         return EXIT_SETTINGS
+    # Before anything large is allocated.
     keep_freed_memory()
     configure_logs(settings.log_level, settings.log_format, service=service, node=settings.node)
     serve = getattr(importlib.import_module(chosen.module), chosen.function)

@@ -28,6 +28,7 @@ class ProcessMetrics(Collector):
         while True:
             due = loop.time() + _LOOK_S
             await asyncio.sleep(_LOOK_S)
+            # What delays this timer delays every request in the same way.
             self._lateness.add(max(loop.time() - due, 0.0))
 
     def collect(self) -> Iterator[Metric]:

@@ -95,6 +95,7 @@ def _path(environ: Mapping[str, str], name: str) -> Path:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    # Write and rename, so that another command never reads half a file.
     draft = path.with_name(f".{path.name}.new")
     draft.write_bytes(content)
     draft.replace(path)

@@ -148,6 +148,7 @@ def message(found: Shown, *, as_json: bool, raw: bool = False) -> None:
     elif raw:
         _write(found.payload)
     else:
+        # A payload may come from anybody. Control characters could change what the terminal shows.
         text = printable(found.payload.decode(errors="backslashreplace"))
         head = f"[dim]{found.seq} {escape(found.time)}[/dim] [bold]{escape(found.subject)}[/bold]"
         console.print(f"{head} {escape(text)}", soft_wrap=True)

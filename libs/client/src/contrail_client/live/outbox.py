@@ -107,6 +107,7 @@ class Outbox(Generic[T]):
         taken: list[Outgoing[T]] = []
         used = 0
         for each in self._unsent.values():
+            # At least one, even if it is larger: otherwise it would never be sent.
             if taken and used + each.size > max_bytes:
                 break
             taken.append(each)

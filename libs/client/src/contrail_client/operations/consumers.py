@@ -123,6 +123,7 @@ def pull(
         _pull_of(kind),
         json=body,
         headers=(("Accept", JSON),),
+        # The timeout of the answer allows for the longest wait, whatever `expires` is.
         wait_s=LONG_POLL_S,
     )
 

@@ -174,6 +174,7 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         if self.seals is not None:
             return self
         each = [None] * self.count if self.headers is None else self.headers.each()
+        # A cell has the headers too, because subject keys must protect these as well.
         places = pairwise(as_u32(self.offsets).tolist())
         cells = [
             plain_cell(headers, self.payload[start:end])

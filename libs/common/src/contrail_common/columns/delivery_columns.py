@@ -57,6 +57,7 @@ class DeliveryColumns(msgspec.Struct, array_like=True, gc=False):
         Returns their number and size. ``limit`` is above 0, so there is at least one.
         """
         ends = np.cumsum(self.sizes()[:most])
+        # A message begins within the limit if those before it end below it. The first always does.
         count = 1 + int(np.searchsorted(ends[:-1], limit))
         return count, int(ends[count - 1])
 

@@ -166,6 +166,7 @@ class FramedConnection(asyncio.Protocol):
         """Send a pulse, or end a connection whose peer is silent. Called every ``pulse_s``."""
         if self._handshake is not None:
             return
+        # The event loop was held, or the machine was suspended.
         late = now - self._pulse_at > 2 * self.limits.pulse_s
         self._pulse_at = now
         if late or not self._reading:

@@ -39,6 +39,7 @@ def atomic_batch(asked: Admitted) -> MessageBatch:
     subject or roll it up. No message may have an expected message id.
     """
     if asked.refused:
+        # One invalid message refuses all. Report the first.
         at, error = min(asked.refused.items())
         fields = [FieldProblem(f"/messages/{at}", error.detail or error.spec.title)]
         raise ApiError(error.spec, f"message {at}: {error}", fields, applied=False)

@@ -23,6 +23,7 @@ class BatchResults(msgspec.Struct):
 
 def results_of(refused: dict[int, ApiError], answered: Sequence[PubResult]) -> list[Result]:
     """Merge the outcomes in order: those ``refused``, by position, and those ``answered``."""
+    # Then the runs of storage are the results, without one object per message.
     if not refused:
         return list(answered)
     others = iter([each for run in answered for each in run.each()])

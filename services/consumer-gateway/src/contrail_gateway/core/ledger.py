@@ -70,6 +70,7 @@ class Ledger:
             # A redelivery moves to the end: its ack wait has begun again.
             self._held.pop(seq, None)
             self._held[seq] = None
+        # A client that never acknowledges would fill the memory. Storage delivers these again.
         while len(self._held) > self._held_max:
             del self._held[next(iter(self._held))]
 

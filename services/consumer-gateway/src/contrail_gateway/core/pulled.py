@@ -49,6 +49,7 @@ class Listed:
         ``limit`` is above 0, so at least one begins.
         """
         count = size = 0
+        # A message that begins within the limit is taken whole, as credit is defined.
         while count < most and size < limit:
             size += _size(self.deliveries[count])
             count += 1

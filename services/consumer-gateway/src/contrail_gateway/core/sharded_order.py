@@ -80,6 +80,7 @@ class ShardedOrder:
 
         The position in the shard moves to the end of the range.
         """
+        # `stop_before` applies to one call only.
         before, self._before = self._before, [INT64_MAX] * len(self._next_seqs)
         for shard, state in enumerate(self._states):
             first, last = self._next_seqs[shard], min(state.first_seq, before[shard]) - 1

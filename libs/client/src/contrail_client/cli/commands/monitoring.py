@@ -289,6 +289,7 @@ def _conclude(session: Session, about: str, look: Callable[[], list[Finding]]) -
         findings = look()
     except ContrailError as error:
         status = getattr(error, "status", 0)
+        # A monitoring system needs a line and a status even if the server does not answer.
         findings = [Finding("answer", status, Level.CRITICAL, " ".join(str(error).split()))]
     worst = max((each.level for each in findings), default=Level.UNKNOWN)
     if session.as_json:
