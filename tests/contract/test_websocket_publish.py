@@ -1,6 +1,7 @@
 """Publishing over a socket: one answer for each id, in order, stored once."""
 
 import base64
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -202,3 +203,29 @@ def test_batch_without_an_id_tells_only_what_was_refused(
         assert talk.next("error")["problem"]["name"] == "subject_not_captured"
         talk.nothing_more()
     assert stream.state()["messages"] == 1
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_publish_whose_stream_goes_meanwhile_finds_no_stream(
+    server: ServerProcess, stream: Stream, deleted: bool
+) -> None:
+    def over_http() -> str:
+        while (answer := stream.publish()).status_code == 201:
+            pass
+        return str(answer.json()["name"])
+
+    def over_a_socket() -> str:
+        with Talk(server.url) as talk:
+            while (answer := talk.ask("pub", subject=stream.subject(), data="x"))["op"] == "ack":
+                pass
+        return str(answer["problem"]["name"])
+
+    with ThreadPoolExecutor() as pool:
+        refusals = [pool.submit(publish) for publish in (over_http, over_a_socket) * 3]
+        while stream.state()["messages"] < 20:
+            pass
+        if deleted:
+            stream.client.delete(stream.path)
+        else:
+            stream.client.put(stream.path, json={"subjects": [f"{stream.prefix}_other"]})
+        assert {one.result() for one in refusals} == {"no_stream_for_subject"}

@@ -1,9 +1,24 @@
 """Publishing over the link for callers that wait."""
 
 import asyncio
+from typing import Final
 
+from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishLink, PublishOutcome
+
+_STREAM_CHANGED: Final = (errors.STREAM_NOT_FOUND.code, errors.SUBJECT_NOT_CAPTURED.code)
+
+
+def refusal_by_subject(code: int, detail: str) -> ApiError:
+    """Return the error of a refused message that was published by its subject alone.
+
+    After storage has chosen the stream of a message, and before it applies the message, the stream
+    can be deleted or given other subjects. To the publisher, no stream captures the subject.
+    """
+    if code in _STREAM_CHANGED:
+        return ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+    return errors.from_code(code, detail)
 
 
 async def publish(link: PublishLink, stream: str, content: PublishContent) -> PublishAck:

@@ -19,7 +19,7 @@ from contrail_edge.inputs.query import parse_query
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, HeaderDoc, Operation, Reply, Route
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishOutcome
-from contrail_link.publishing import publish
+from contrail_link.publishing import publish, refusal_by_subject
 
 _encoder: Final = msgspec.json.Encoder()
 _BY_SUBJECT: Final = ""
@@ -278,7 +278,7 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
         return outcome
     result = outcome.results[0]
     if result.code:
-        return errors.from_code(result.code, result.detail)
+        return refusal_by_subject(result.code, result.detail)
     ack = PublishAckJson(outcome.stream, result.seq, result.duplicate)
     if result.shard is not None:
         ack.shard = result.shard

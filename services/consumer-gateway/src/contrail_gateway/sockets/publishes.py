@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Final, Protocol
 
-from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_gateway.core.frames import FrameId, PubAck, ServerFrame
 from contrail_gateway.sockets.metrics import SessionCounts
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
+from contrail_link.publishing import refusal_by_subject
 
 MESSAGE_BYTES: Final = 256
 """Bytes that an unanswered message counts in addition to its payload."""
@@ -83,7 +83,7 @@ class Publishes:
             of_run = asked[start : start + run.count]
             start += run.count
             if run.code:
-                self._refuse(of_run, errors.from_code(run.code, run.detail))
+                self._refuse(of_run, refusal_by_subject(run.code, run.detail))
             else:
                 self._host.counts.published += run.count
                 self._host.send_all(_acks(of_run, outcome, run))

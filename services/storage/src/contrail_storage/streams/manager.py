@@ -132,7 +132,9 @@ class StreamManager:
         self._streams[name] = stream
         return stream
 
-    def _absent(self, name: str, entry: StreamEntry | None) -> ApiError:
+    def _absent(
+        self, name: str, entry: StreamEntry | None, *, by_subject: bool = False
+    ) -> ApiError:
         lost = (
             entry is not None
             and entry.stage == "listed"
@@ -140,6 +142,8 @@ class StreamManager:
         )
         if lost and not self._renewed:
             return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+        if by_subject:
+            return ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
         return ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
 
     def listed(self) -> list[Stream]:
@@ -183,14 +187,17 @@ class StreamManager:
             stream = self._routes[subject] = self._find_route(subject)
         if stream is None:
             raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
-        if not stream.exists:
-            raise self._absent(stream.name, stream.entry)
+        if not stream.exists:  # its removal has begun
+            raise self._absent(stream.name, stream.entry, by_subject=True)
         return stream
 
     def _find_route(self, subject: str) -> Stream | None:
         for entry in self._meta.streams.values():
             if entry.stage == "listed" and matches_any(entry.subjects, subject):
-                return self.stream(entry.name)
+                stream = self._current(entry.name, entry)
+                if stream is None:
+                    raise self._absent(entry.name, entry, by_subject=True)
+                return stream
         return None
 
     # Changing ------------------------------------------------------------------------------------
