@@ -559,3 +559,22 @@ def test_ack_wait_that_was_changed_unnoticed_is_the_one_that_counts() -> None:
         assert await waiting == [1]
 
     run_by_hand(scene())
+
+
+def test_last_delivery_is_given_up_though_an_earlier_message_waits_for_a_pull() -> None:
+    async def scene() -> None:
+        rig = new_rig(max_deliver=2)
+        rig.publish("b", "b")
+        assert await rig.pull_seqs(9) == [1, 2]
+        await rig.record()
+        await rig.let_pass(SECOND_NS // 2)
+        rig.apply(cmd.Acknowledge(1, 1, [], [("nak", 2, 0)]))
+        rig.dispatcher.postponed([2])
+        assert await rig.pull_seqs(9) == [2]
+        await rig.record()
+        await rig.let_pass(SECOND_NS * 3 // 4)  # the first is due; nobody pulls
+        assert set(rig.consumer.pending) == {1, 2}
+        await rig.let_pass(SECOND_NS)
+        assert set(rig.consumer.pending) == {1}
+
+    run_by_hand(scene())

@@ -114,7 +114,9 @@ class Dispatcher:
         self._top_seq = self.consumer.delivered.stream_seq
         self._count = PendingCount(self.shard, self.reader)
         self.deadlines = Redeliveries(self.consumer, self._deadlines_changed)
-        self._exhaustion = Exhaustion(self.deadlines, self._propose_exhaust, self._arm_deadline)
+        self._exhaustion = Exhaustion(
+            self.deadlines, self._propose_exhaust, self._arm_deadline, self._arm_again
+        )
         self.touch()
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._filters = self.consumer.config.filter_subjects
@@ -520,6 +522,10 @@ class Dispatcher:
         delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s, _TIMER_MIN_S)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
+
+    def _arm_again(self, soonest_s: float) -> None:
+        if self._deadline_timer is None:
+            self._arm_deadline(soonest_s)
 
     def _deadline_passed(self) -> None:
         self._deadline_timer = None

@@ -19,21 +19,23 @@ Arm = Callable[[float], None]
 class Exhaustion:
     """Gives up on the messages of one consumer."""
 
-    __slots__ = ("_arm", "_deadlines", "_propose", "_task")
+    __slots__ = ("_arm", "_arm_again", "_deadlines", "_propose", "_task")
 
     def __init__(
         self,
         deadlines: Redeliveries,
         propose: "Callable[[list[int]], asyncio.Future[Result]]",
         arm: Arm,
+        arm_again: Arm,
     ) -> None:
-        """``arm`` sets the timer for the earliest deadline.
+        """``arm`` sets the timer for the earliest deadline; ``arm_again``, unless one is set.
 
-        Its argument is how many seconds from now the timer is due at the earliest.
+        Their argument is how many seconds from now the timer is due at the earliest.
         """
         self._deadlines = deadlines
         self._propose = propose
         self._arm = arm
+        self._arm_again = arm_again
         # Searches all pending messages; at most one at a time.
         self._task: asyncio.Task[None] | None = None
 
@@ -62,12 +64,21 @@ class Exhaustion:
 
     async def _search(self, limit: int, now_ns: Callable[[], int]) -> None:
         seqs = self._deadlines.pending_seqs()
+        later_ns: list[int] = []
         for start in range(0, len(seqs), _CHECKED):
-            over = self._deadlines.are_over(seqs[start : start + _CHECKED], limit, now_ns())
+            some, at_ns = seqs[start : start + _CHECKED], now_ns()
+            next_ns = self._deadlines.next_last_ns(some, limit, at_ns)
+            if next_ns is not None:
+                later_ns.append(next_ns)
+            over = self._deadlines.are_over(some, limit, at_ns)
             if over:
                 await self.give_up(over)
             else:
                 await asyncio.sleep(0)
+        if later_ns:
+            # The earliest deadline may be that of a message that waits for a pull, for however
+            # long. It must not hide those after it.
+            self._arm_again(max(min(later_ns) - now_ns(), 0) / 1e9)
 
     def _searched(self, done: "asyncio.Task[None]") -> None:
         self._task = None

@@ -105,6 +105,18 @@ class Redeliveries:
             and one.attempts >= limit
         ]
 
+    def next_last_ns(self, seqs: Iterable[int], limit: int, now_ns: int) -> int | None:
+        """When the next of ``seqs`` is due whose last delivery has not timed out yet, or None."""
+        pending = self._consumer.pending
+        found = (
+            one.deadline_ns
+            for seq in seqs
+            if (one := pending.get(seq)) is not None
+            and one.deadline_ns > now_ns
+            and one.attempts >= limit
+        )
+        return min(found, default=None)
+
     def earliest_ns(self) -> int | None:
         """The next time to check, None for never. It may be of a stale deadline."""
         return self._heap[0][0] if self._heap else None
