@@ -1,0 +1,106 @@
+"""The tree of filters against comparing them one by one."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contrail_common.subjects import SUBJECT_BYTES_MAX, matches, overlaps
+from contrail_storage.core.subjects.subject_tree import SubjectTree
+from tests.support.each import each
+
+Pairs = set[tuple[str, int]]
+
+literals = st.lists(st.sampled_from(["a", "b", "a*", ">b"]), min_size=1, max_size=5).map(".".join)
+filters = st.builds(
+    lambda tokens, tail: ".".join([*tokens, *tail]),
+    st.lists(st.sampled_from(["a", "b", "a*", "*"]), max_size=4),
+    st.sampled_from([("a",), ("*",), (">",)]),
+)
+pairs = st.tuples(filters, st.integers(0, 2))
+changes = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), pairs), max_size=30)
+
+
+def made(kept: Pairs) -> SubjectTree[int]:
+    tree = SubjectTree[int]()
+    for pair in sorted(kept):
+        tree.add(*pair)
+    return tree
+
+
+def shape(tree: SubjectTree[int]) -> object:
+    def below(node: Any) -> object:
+        return node.label, node.values, {key: below(one) for key, one in node.children.items()}
+
+    return below(tree._root)
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Number of calls that ``work`` makes, to functions in Python or C."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@given(changes, literals, filters)
+def test_tree_finds_what_comparing_all_pairs_finds(
+    history: list[tuple[str, tuple[str, int]]], subject: str, pattern: str
+) -> None:
+    tree, kept = SubjectTree[int](), Pairs()
+    for change, pair in history:
+        (tree.add if change == "add" else tree.remove)(*pair)
+        (kept.add if change == "add" else kept.discard)(pair)
+    matched = sorted(value for one, value in kept if matches(one, subject))
+    assert sorted(tree.matching(subject)) == matched
+    found = [one for one in kept if overlaps(one[0], pattern)]
+    in_order = sorted({one for one, _ in found}, key=lambda one: one.split("."))
+    rest = tree.overlapping(pattern)
+    for one in in_order:
+        values = {value for other, value in found if other == one}
+        assert {next(rest) for _ in values} == values
+    assert next(rest, None) is None
+
+
+@given(changes)
+def test_shape_of_the_tree_follows_from_what_is_in_it(
+    history: list[tuple[str, tuple[str, int]]],
+) -> None:
+    tree, kept = SubjectTree[int](), Pairs()
+    for change, pair in history:
+        (tree.add if change == "add" else tree.remove)(*pair)
+        (kept.add if change == "add" else kept.discard)(pair)
+    assert shape(tree) == shape(made(kept))
+
+
+@each("subject", ["a.7.x", "a.7.x.y", "a.none", "none"])
+def test_search_costs_the_same_beside_many_filters(subject: str) -> None:
+    def calls(filters: int) -> int:
+        tree = made({(f"a.{number}.>", number) for number in range(filters)})
+        found = calls_of(lambda: tree.matching(subject))
+        return found + calls_of(lambda: next(tree.overlapping(subject), None))
+
+    assert calls(5_000) == calls(10)
+
+
+def test_filters_with_as_many_tokens_as_possible_take_one_node_each() -> None:
+    longest = "a." * (SUBJECT_BYTES_MAX // 2 - 1)
+    patterns = [longest + last for last in "abc*"]
+    tree = made({(pattern, number) for number, pattern in enumerate(patterns)})
+    (common,) = tree._root.children.values()
+    assert len(common.children) == len(patterns)
+    assert sorted(tree.matching(longest + "b")) == [1, 3]
+    assert list(tree.overlapping(longest + ">")) == [3, 0, 1, 2]
+    for number, pattern in enumerate(patterns):
+        tree.remove(pattern, number)
+    assert not tree._root.children
