@@ -12,7 +12,7 @@ from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.upkeep.compactor import CompactorBounds
-from contrail_storage.upkeep.erasing import EraseBounds
+from contrail_storage.upkeep.eraser import EraseBounds
 
 PATIENCE_S = 60.0
 WAIT_NS = 60_000_000_000

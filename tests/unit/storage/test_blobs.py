@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contrail_storage.store.blob_files import StrayBlobs, records_of
-from contrail_storage.store.rewriting import blob_files_of
+from contrail_storage.store.rewriter import blob_files_of
 from contrail_storage.store.rocks_store import (
     Operation,
     RocksStore,
@@ -249,7 +249,7 @@ def test_stale_values_of_other_ranges_may_stay(store: RocksStore, tmp_path: Path
 def test_writes_that_come_meanwhile_are_kept(
     store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.store.rewriting._PIECE_BYTES", 1)
+    monkeypatch.setattr("contrail_storage.store.rewriter._PIECE_BYTES", 1)
     monkeypatch.setattr("contrail_storage.store.rocks_store._MOVED_TOGETHER", 1)
     stands = {key(1, number): value(b"first") for number in range(60)}
     for number in range(60):

@@ -310,8 +310,8 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With these pauses whatever is tried again and again is tried at every turn of the loop.
-    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_S", 0.0)
-    monkeypatch.setattr("contrail_storage.upkeep.erasing._LOOK_S", 0.0)
+    monkeypatch.setattr("contrail_storage.upkeep.eraser._RETRY_S", 0.0)
+    monkeypatch.setattr("contrail_storage.upkeep.eraser._LOOK_S", 0.0)
 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
@@ -346,8 +346,8 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
 def test_reason_of_a_failed_erasure_is_told_and_its_pauses_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_S", 0.001)
-    monkeypatch.setattr("contrail_storage.upkeep.erasing._RETRY_MAX_S", 0.004)
+    monkeypatch.setattr("contrail_storage.upkeep.eraser._RETRY_S", 0.001)
+    monkeypatch.setattr("contrail_storage.upkeep.eraser._RETRY_MAX_S", 0.004)
 
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):

@@ -283,7 +283,7 @@ def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
 def test_store_is_rewritten_in_pieces_and_gives_up_when_it_is_closed(
     store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("contrail_storage.store.rewriting._PIECE_BYTES", 1)
+    monkeypatch.setattr("contrail_storage.store.rewriter._PIECE_BYTES", 1)
     for at in range(5):
         store.write([("put", b"k%d%02d" % (at, n), b"old" * 50) for n in range(50)])
         store.flush()

@@ -60,7 +60,7 @@ from contrail_storage.streams.memory_budget import MemoryBudget
 from contrail_storage.streams.restore import Restores
 from contrail_storage.streams.snapshot import Snapshotter
 from contrail_storage.upkeep.checkpointer import Checkpointer, DataLostError, when_due
-from contrail_storage.upkeep.shredding import Shredder, stop_without_keys
+from contrail_storage.upkeep.shredder import Shredder, stop_without_keys
 from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
 __all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]

@@ -12,7 +12,7 @@ from contrail_storage.replica.applier import MERGE_BLOCKS
 from contrail_storage.store.directory_pages import PAGE_BLOCKS
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.compactor import CompactorBounds
-from contrail_storage.upkeep.erasing import EraseBounds
+from contrail_storage.upkeep.eraser import EraseBounds
 from contrail_storage.wal import LogOptions
 
 _SEGMENT_BYTES: Final = 16 << 20

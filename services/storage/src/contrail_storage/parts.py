@@ -7,7 +7,7 @@ from contrail_storage.store.split_store import SplitStore
 from contrail_storage.upkeep.compactor import Compactor
 from contrail_storage.upkeep.disk_budget import DiskBudget
 from contrail_storage.upkeep.due_messages import DueMessages
-from contrail_storage.upkeep.erasing import Eraser, Erasures
+from contrail_storage.upkeep.eraser import Eraser, Erasures
 from contrail_storage.upkeep.housekeeper import Housekeeper
 from contrail_storage.upkeep.reclaimer import Reclaimer
 from contrail_storage.upkeep.scrubber import Scrubber

@@ -27,7 +27,8 @@ from rocksdict import (
 
 from contrail_storage.disk.files import Files
 from contrail_storage.store.blob_files import SUFFIX as BLOB_SUFFIX
-from contrail_storage.store.opening import (
+from contrail_storage.store.rewriter import Rewriter
+from contrail_storage.store.rocks_options import (
     MIB,
     ReadingFolder,
     StoreOptions,
@@ -35,7 +36,6 @@ from contrail_storage.store.opening import (
     rocks_options,
     whole,
 )
-from contrail_storage.store.rewriting import Rewriter
 from contrail_storage.store.store_errors import (
     StoreClosedError,
     StoreCorruptError,

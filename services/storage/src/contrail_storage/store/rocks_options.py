@@ -1,4 +1,4 @@
-"""Opening RocksDB: its options, handles for special reads, and a folder that cannot be written."""
+"""RocksDB's options, handles for special reads, and a folder that cannot be written."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ from rocksdict import (
     ReadOptions,
 )
 
-from contrail_storage.store.rewriting import blob_files_of
+from contrail_storage.store.rewriter import blob_files_of
 from contrail_storage.store.store_errors import StoreCorruptError, StoreMissingError
 
 MIB: Final = 1 << 20

@@ -38,7 +38,7 @@ from contrail_storage.streams.manager import StreamManager
 from contrail_storage.streams.outcomes import expect
 from contrail_storage.upkeep.backoff import Backoff
 from contrail_storage.upkeep.compactor import Compactor
-from contrail_storage.upkeep.shredding import Shredder
+from contrail_storage.upkeep.shredder import Shredder
 from contrail_storage.wal.node_log import LogRottenError
 
 _TOGETHER: Final = 128
