@@ -14,7 +14,7 @@ from tests.bench.server import Server, drive, fill, fresh_server, publish_batche
 _STREAM: Final = "BENCH"
 _PREFIX: Final = "bench"
 _ERASE_TIMEOUT_S: Final = 300.0
-_PLACES: Final = 10
+_POSITIONS: Final = 10
 
 
 def erase(bench: Bench) -> Measured:
@@ -23,7 +23,7 @@ def erase(bench: Bench) -> Measured:
         fill(bench, server, _STREAM, _PREFIX)
 
         def once(number: int) -> Run:
-            seq = (number + 1) * bench.scale.messages // _PLACES
+            seq = (number + 1) * bench.scale.messages // _POSITIONS
             before = Usage.now(server.pid)
             _erase(server, seq)
             after = Usage.now(server.pid)

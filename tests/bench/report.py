@@ -38,7 +38,7 @@ class Report:
         parts = [f"{case.title:58} {_measured(case, measured)}", verdict, _costs(measured)]
         parts += [measured.note, _disturbed(measured)]
         lines = ["  ".join(part for part in parts if part)]
-        for ratio, reference, met in self._besides(case, measured, "MISSED"):
+        for ratio, reference, met in self._ratios(case, measured, "MISSED"):
             lines.append(f"    {ratio} x {reference}" + (f"; aim {met}" if met else ""))
         return "\n".join(lines)
 
@@ -89,7 +89,7 @@ class Report:
             if measured is not None:
                 yield beside, measured.value * beside.factor
 
-    def _besides(
+    def _ratios(
         self, case: Case, measured: Measured, missed: str
     ) -> Iterator[tuple[str, str, str]]:
         """Yield the ratio to each reference, the reference with its value, and the verdict."""
@@ -129,7 +129,7 @@ class Report:
             if measured is None:
                 continue
             case, title = self.cases[name], self.cases[name].title
-            for ratio, reference, met in self._besides(case, measured, "**missed**"):
+            for ratio, reference, met in self._ratios(case, measured, "**missed**"):
                 yield f"| {title} | {ratio} | {reference} | {met} |"
                 title = ""
 

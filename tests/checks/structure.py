@@ -117,8 +117,8 @@ def publish_verbs(files: Iterable[File]) -> list[str]:
 def subject_lengths(commits: int) -> list[int]:
     """Lengths of the subjects of the newest commits, without merges; none outside a checkout."""
     command = ["git", "log", "--no-merges", f"-{commits}", "--format=%s"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [len(line) for line in told.stdout.splitlines()]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [len(line) for line in found.stdout.splitlines()]
 
 
 def figures() -> Iterator[tuple[str, str]]:

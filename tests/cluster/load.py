@@ -84,7 +84,7 @@ class Load:
         """Note that the server serves."""
         self._serving.set()
 
-    def server_goes_down(self) -> None:
+    def end_of_server(self) -> None:
         """Note that the server is about to be killed: clients that fail wait for the next one."""
         self._serving.clear()
 

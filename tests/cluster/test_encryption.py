@@ -42,10 +42,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def rotate(server: Process, key_file: Path, text: str, event: str) -> None:
     """Replace the keys in the file, make the server reload it, and wait for the log event."""
-    told = server.log.read_text().count(event)
+    count_before = server.log.read_text().count(event)
     key_file.write_text(text)
     os.kill(server.pid, signal.SIGHUP)
-    wait_until(lambda: server.log.read_text().count(event) > told)
+    wait_until(lambda: server.log.read_text().count(event) > count_before)
 
 
 def status_of(process: Process) -> int:
@@ -172,7 +172,7 @@ def test_key_is_rotated_under_load_and_the_new_one_alone_opens_all(
                 rotate(server, key_file, text, event)
             wanted = load.journal.acknowledged + 100
             assert load.journal.wait_for_acknowledged(wanted, PROGRESS_S)
-            load.server_goes_down()
+            load.end_of_server()
             server.kill()
             key_file.write_text(f"{FIRST}\n{SECOND}\n")
             assert status_of(server) == 1

@@ -23,7 +23,7 @@ def kill_and_restart(server: ServerProcess, load: Load, kills: int, chance: rand
     for _ in range(kills):
         wanted = load.journal.acknowledged + chance.randint(*ACKS_BETWEEN_KILLS)
         assert load.journal.wait_for_acknowledged(wanted, PROGRESS_S), "publishing stands still"
-        load.server_goes_down()
+        load.end_of_server()
         server.kill()
         server.start()
         load.server_is_up()

@@ -89,7 +89,7 @@ def kill_and_restart_storage(split: SplitServers, load: Load, kills: int) -> Non
     for _ in range(kills):
         wanted = load.journal.acknowledged + chance.randint(*ACKS_BETWEEN_KILLS)
         assert load.journal.wait_for_acknowledged(wanted, PROGRESS_S), "publishing stands still"
-        load.server_goes_down()
+        load.end_of_server()
         split.storage.kill()
         wait_until(lambda: not any(ready(edge) for edge in split.edges))
         split.storage.start()
@@ -282,13 +282,13 @@ def test_api_with_another_secret_gets_nothing_and_disturbs_nobody(
 ) -> None:
     storage = split.apis[0].settings["storage"]
     log = tmp_path / "stranger.log"
-    told_before = _refused_clients(split)
+    refused_before = _refused_clients(split)
     with Process("api", log, storage=storage, cluster_secret="of another cluster") as stranger:
         wait_until(lambda: "secret" in ask(stranger, "GET", "/readyz?verbose").text)
         assert ask(stranger, "GET", STREAM).status_code == 503
         assert all(map(ready, split.edges))
         # Logged once, however often the stranger tries, until a client of this cluster connects.
-        assert max(told_before, 1) <= _refused_clients(split) <= told_before + 1
+        assert max(refused_before, 1) <= _refused_clients(split) <= refused_before + 1
 
 
 def test_forwarded_request_is_not_forwarded_again(tmp_path: Path) -> None:

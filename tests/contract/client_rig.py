@@ -67,12 +67,12 @@ class Cable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """Break every connection; new ones are refused until ``mend``."""
+        """Break every connection; new ones are refused until ``repair``."""
         self.mended.clear()
         for end in self._ends:
             end.transport.abort()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Take connections again."""
         self.mended.set()
 

@@ -78,15 +78,15 @@ def test_without_a_terminal_it_is_refused_unless_told_yes(
 @pytest.mark.long
 @pytest.mark.parametrize("answer", [b"n\n", b"\n", b"perhaps\n", b"\x04"])
 def test_any_answer_but_yes_leaves_everything(shell: Shell, answer: bytes) -> None:
-    status, told = answered(shell, answer)
-    assert (status, "nothing was changed" in told) == (1, True)
-    assert f"Remove stream {shell.stream} with 3 messages" in told
+    status, output = answered(shell, answer)
+    assert (status, "nothing was changed" in output) == (1, True)
+    assert f"Remove stream {shell.stream} with 3 messages" in output
     assert is_whole(shell)
 
 
 def test_ctrl_c_at_the_question_has_status_130(shell: Shell) -> None:
-    status, told = answered(shell, signal.SIGINT)
-    assert (status, "Traceback" in told) == (130, False)
+    status, output = answered(shell, signal.SIGINT)
+    assert (status, "Traceback" in output) == (130, False)
     assert is_whole(shell)
 
 

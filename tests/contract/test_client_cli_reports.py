@@ -87,7 +87,7 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
     shell.fill(5)
     shell.run("consumer", "create", shell.stream, "slow")
     check = ("server", "check")
-    for command, status, told in (
+    for command, status, output in (
         (("connection", "--warn", "60", "--critical", "60"), 0, "OK connection: answers in"),
         (("connection", "--warn", "0"), 1, "WARNING connection"),
         (("connection", "--critical", "0"), 2, "CRITICAL connection"),
@@ -101,7 +101,7 @@ def test_checks_end_with_the_status_of_what_they_found(shell: Shell) -> None:
         (("consumer", shell.stream, "slow", "--max-silence", "1h"), 2, "no message yet"),
     ):
         result = shell.try_(*check, *command)
-        assert (result.exit_code, told in result.stdout) == (status, True), result.output
+        assert (result.exit_code, output in result.stdout) == (status, True), result.output
     answer = shell.try_(*check, "stream", "NONE", "--json")
     assert (json.loads(answer.stdout)["level"], answer.exit_code) == ("CRITICAL", 2)
     shell.env["CONTRAIL_URL"] = "http://127.0.0.1:1"

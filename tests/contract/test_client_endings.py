@@ -35,8 +35,8 @@ def test_unknown_field_is_answered_with_the_nearest(
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert result.stderr == f"contrail: {mistyped}: unknown field, did you mean {meant}? (422)\n"
     result = shell.try_("--json", resource, command, *names, "--set", f"{mistyped}=5")
-    told = json.loads(result.stderr)
-    assert (told["status"], told["errors"][0]["pointer"]) == (422, f"/{mistyped}")
+    output = json.loads(result.stderr)
+    assert (output["status"], output["errors"][0]["pointer"]) == (422, f"/{mistyped}")
 
 
 @pytest.mark.long
@@ -74,10 +74,10 @@ def test_wrong_token_ends_every_command_with_1_and_one_line(tmp_path: Path) -> N
         shell = Shell(server.url, "S")
         for path in sorted(CLIENT.keys() - {("rtt",)}):  # asks for what needs no token
             result = shell.try_(*call_of(path, tmp_path), "--json")
-            told = json.loads(result.stderr)
+            output = json.loads(result.stderr)
             assert (result.exit_code, result.stdout) == (1, ""), path
             # A WebSocket that shows no token is closed with a code, not answered with a status.
-            assert told.get("status") == 401 or told["error"] == "socket_refused", path
+            assert output.get("status") == 401 or output["error"] == "socket_refused", path
 
 
 @pytest.mark.parametrize("data", [b"", b" \n"])

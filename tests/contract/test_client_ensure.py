@@ -36,8 +36,8 @@ def test_create_finds_what_is_identical_and_names_what_differs(
         assert same.config["max_age"] == "7d"
         with pytest.raises(Conflict, match="stream_exists") as refused:
             client.create_stream(stream, {"subjects": [f"{stream}.>"], "max_msgs": 2})
-        told = {each.pointer: each.message for each in refused.value.errors}
-        assert told == {"/max_age": 'is "7d", not "0s"', "/max_msgs": "is -1, not 2"}
+        warned = {each.pointer: each.message for each in refused.value.errors}
+        assert warned == {"/max_age": 'is "7d", not "0s"', "/max_msgs": "is -1, not 2"}
         client.create_consumer(stream, "c", {"filter_subject": f"{stream}.a", "ack_wait": "9s"})
         with pytest.raises(Conflict, match="consumer_exists") as refused:
             client.create_consumer(stream, "c", {"filter_subject": f"{stream}.a"})
@@ -49,9 +49,9 @@ def test_ensure_leaves_what_exists_and_says_what_differs(live: ServerProcess, st
     config: StreamConfig = {"subjects": [f"{stream}.>"], "max_msgs": 2}
     expected = (Difference("max_msgs", 2, -1),)
     with Contrail(live.url) as client:
-        with pytest.warns(ConfigDiffers, match="max_msgs is -1, not 2") as told:
+        with pytest.warns(ConfigDiffers, match="max_msgs is -1, not 2") as warned:
             info = client.ensure_stream(stream, config)
-        assert told[0].filename == __file__  # it points at who called
+        assert warned[0].filename == __file__  # it points at who called
         assert (info.differs, info.config["max_age"]) == (expected, "7d")
         assert info.state.messages == 5
         with pytest.warns(ConfigDiffers, match="ack_wait is '9s', not '1s'"):
@@ -61,12 +61,12 @@ def test_ensure_leaves_what_exists_and_says_what_differs(live: ServerProcess, st
 
     async def work() -> None:
         async with AsyncContrail(live.url) as client:
-            with pytest.warns(ConfigDiffers) as told:
+            with pytest.warns(ConfigDiffers) as warned:
                 info = await client.ensure_stream(stream, config)
-            assert (info.differs, told[0].filename) == (expected, __file__)
-            with pytest.warns(ConfigDiffers) as told:
+            assert (info.differs, warned[0].filename) == (expected, __file__)
+            with pytest.warns(ConfigDiffers) as warned:
                 worker = await client.ensure_consumer(stream, "c", {"ack_wait": "1s"})
-            assert (len(worker.differs), told[0].filename) == (1, __file__)
+            assert (len(worker.differs), warned[0].filename) == (1, __file__)
 
     finish(work())
 

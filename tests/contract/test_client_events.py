@@ -90,7 +90,7 @@ def test_lost_connection_costs_no_event(live: ServerProcess) -> None:
                 await direct.delete_stream("CUT")
                 await direct.ensure_stream("CUT", {"subjects": ["cut"]})
                 await direct.delete_stream("CUT")
-            cable.mend()
+            cable.repair()
             actions = [(await anext(events)).action]
             while actions[-1] == "modify":  # from before the cut
                 actions.append((await anext(events)).action)

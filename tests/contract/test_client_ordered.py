@@ -115,7 +115,7 @@ def test_connection_cut_again_and_again_repeats_and_misses_nothing(
                 for first in range(1, count, 500):
                     assert await read(reader, 500) == list(range(first, first + 500))
                     cable.cut()
-                    cable.mend()
+                    cable.repair()
 
     finish(work())
 
@@ -136,7 +136,7 @@ def test_reader_that_waits_for_new_messages_misses_none_while_it_is_away(
                 cable.cut()
                 for _ in range(3):
                     await direct.publish(f"{stream}.a")
-                cable.mend()
+                cable.repair()
                 assert await read(reader, 3) == [6, 7, 8]
 
     finish(work())
@@ -159,7 +159,7 @@ def test_sequences_that_are_gone_are_reported_in_their_place(
                 events += await read(reader, 5)
                 cable.cut()
                 await direct.purge_stream(stream, up_to_seq=16)
-                cable.mend()
+                cable.repair()
                 while events[-1] != 20:
                     events += await read(reader, 1)
         [gap] = [event for event in events if isinstance(event, Gap)]
@@ -188,7 +188,7 @@ def test_stream_made_anew_while_the_reader_was_away_ends_it(
                 await direct.delete_stream(stream)
                 await direct.ensure_stream(stream, {"subjects": [f"{stream}.>"]})
                 await fill(direct, stream, 10)
-                cable.mend()
+                cable.repair()
                 with pytest.raises(SubscriptionEnded, match="re-created"):
                     await reader.next()
 

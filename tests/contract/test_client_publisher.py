@@ -124,7 +124,7 @@ def test_publisher_waits_when_its_bounds_are_reached(live: ServerProcess, stream
             waiting = [asyncio.create_task(publisher.publish(f"{stream}.a", n)) for n in "456"]
             await asyncio.sleep(0)
             assert not any(each.done() for each in waiting)
-            cable.mend()
+            cable.repair()
             await asyncio.gather(*waiting)
 
     finish(work())
@@ -226,7 +226,7 @@ def test_lost_connection_fails_only_what_was_sent_without_an_id(
             with pytest.raises(OutcomeUnknown):
                 await sent
             unsent = await publisher.publish(f"{stream}.a", "unsent")
-            cable.mend()
+            cable.repair()
             assert (await unsent).seq == 2
             assert cable.connections == 2
 
@@ -248,7 +248,7 @@ def test_outage_longer_than_the_retry_window_is_an_unknown_outcome(
             sent = await publisher.publish(f"{stream}.a", msg_id="1")
             with pytest.raises(OutcomeUnknown):
                 await sent
-            cable.mend()
+            cable.repair()
             assert (await (await publisher.publish(f"{stream}.a"))).seq == 2
 
     finish(work())

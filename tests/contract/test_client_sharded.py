@@ -75,7 +75,7 @@ def test_pushed_messages_are_acknowledged_over_lost_connections(
                     assert message.shard is not None
                     if len(done) in (10, 30):
                         cable.cut()
-                        cable.mend()
+                        cable.repair()
                     await message.ack_sync()
                     done.add(int(message.payload))
             assert (await direct.consumer(stream, "c").info()).num_ack_pending == 0
@@ -92,7 +92,7 @@ def test_ordered_reading_goes_on_over_lost_connections(live: ServerProcess, stre
                 for _ in range(4):
                     found += await read(reader, 500)
                     cable.cut()
-                    cable.mend()
+                    cable.repair()
             assert numbers(found) == list(range(2_000))
             check_order(found)
 
@@ -117,7 +117,7 @@ def test_reader_of_what_is_new_misses_none_while_it_is_away(
                 found = await waiting
                 cable.cut()
                 await fill(direct, stream, 21, 8)
-                cable.mend()
+                cable.repair()
                 found += await read(reader, 8)
             assert numbers(found) == list(range(20, 29))
 
@@ -140,7 +140,7 @@ def test_gap_names_the_shard_that_lost_messages(live: ServerProcess, stream: str
                 info = await direct.get_stream(stream)
                 last_seq = info.shards[shard or 0].last_seq
                 await direct.purge_stream(stream, up_to_seq=last_seq, shard=shard)
-                cable.mend()
+                cable.repair()
                 while last_seq not in [one.seq for one in found if one.shard == shard]:
                     found += await read(reader, 1)
         [gap] = gaps

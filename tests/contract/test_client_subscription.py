@@ -297,7 +297,7 @@ def test_lost_connection_is_opened_again_and_earlier_messages_are_acknowledged_o
                 cable.cut()
                 waiting = [asyncio.create_task(message.ack_sync()) for message in before]
                 await asyncio.sleep(0)
-                cable.mend()
+                cable.repair()
                 await asyncio.gather(*waiting)
                 for message in await read(messages, 25):
                     await message.ack_sync()

@@ -189,8 +189,8 @@ def test_only_what_is_asked_for_is_told(stream: Stream) -> None:
             for kind in ("nak", "term"):
                 stream.ack(path, stream.next(path)[0]["ack_token"], kind=kind)
             stream.client.delete(path)
-        told = [(event["type"], event["consumer"]) for event in (events.next(), events.next())]
-        assert told == [("nak", "one"), ("consumer_action", "one")]
+        reported = [(event["type"], event["consumer"]) for event in (events.next(), events.next())]
+        assert reported == [("nak", "one"), ("consumer_action", "one")]
         assert rest.next()["consumer"] == "other"
 
 

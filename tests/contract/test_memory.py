@@ -104,7 +104,7 @@ def _made(server: ServerProcess | SplitServers) -> dict[str, Any]:
         return {"token": delivery["ack_token"], "etag": etag}
 
 
-def _is_made_anew(server: ServerProcess | SplitServers, old: dict[str, Any]) -> None:
+def _is_recreated(server: ServerProcess | SplitServers, old: dict[str, Any]) -> None:
     with server.client() as client:
         stream = Stream(client, "KEPT", "kept")
         answer = client.get(stream.path)
@@ -127,7 +127,7 @@ def test_restart_keeps_the_stream_and_loses_what_it_held(
     old = _made(own_server)
     getattr(own_server, end)()
     own_server.start()
-    _is_made_anew(own_server, old)
+    _is_recreated(own_server, old)
 
 
 @pytest.mark.long

@@ -49,8 +49,8 @@ def by_shard(messages: list[Frame]) -> dict[int, list[int]]:
     return found
 
 
-def in_form(places: dict[int, Any], form: str) -> dict[Any, Any]:
-    return places if form == MSGPACK else {str(shard): of for shard, of in places.items()}
+def in_form(seqs_of: dict[int, Any], form: str) -> dict[Any, Any]:
+    return seqs_of if form == MSGPACK else {str(shard): of for shard, of in seqs_of.items()}
 
 
 # HTTP --------------------------------------------------------------------------------------------
@@ -115,8 +115,8 @@ def test_socket_settles_by_shard(server: ServerProcess, sharded: Stream, form: s
         talk.done("sub", sid="s", stream=sharded.name, consumer="c", credit=WHOLE)
         found = talk.messages(24)
         assert sorted(int(one["data"]) for one in found) == list(range(24))
-        places = by_shard(found)
-        shard, own = next((one, seqs) for one, seqs in places.items() if len(seqs) > 2)
+        seqs_of = by_shard(found)
+        shard, own = next((one, seqs) for one, seqs in seqs_of.items() if len(seqs) > 2)
         talk.done("ack", sid="s", seqs=in_form({shard: own[:1]}, form))
         ranges = in_form({shard: [(own[1], own[-1])]}, form)
         talk.done("ack", sid="s", ranges=ranges)
@@ -126,7 +126,7 @@ def test_socket_settles_by_shard(server: ServerProcess, sharded: Stream, form: s
         assert again["name"] == "not_sent_here"
         plain = talk.refused("ack", sid="s", seqs=[1])
         assert plain["name"] == "invalid_field"
-        rest = {one: seqs for one, seqs in places.items() if one != shard}
+        rest = {one: seqs for one, seqs in seqs_of.items() if one != shard}
         tokens = [one["ack_token"] for one in found if one["shard"] in rest]
         talk.done("ack", sid="s", tokens=tokens[:2])
         last = {one: seqs[-1:] for one, seqs in rest.items()}
@@ -152,12 +152,12 @@ def test_acks_of_all_before_are_of_each_shard(server: ServerProcess, sharded: St
     consumer = sharded.consumer(ack_policy="all")
     with Talk(server.url) as talk:
         talk.done("sub", sid="s", stream=sharded.name, consumer="c", credit=WHOLE)
-        places = by_shard(talk.messages(24))
-        shard = max(places)
-        talk.done("ack", sid="s", seqs={str(shard): places[shard][-1:]})
+        seqs_of = by_shard(talk.messages(24))
+        shard = max(seqs_of)
+        talk.done("ack", sid="s", seqs={str(shard): seqs_of[shard][-1:]})
         info = sharded.client.get(consumer).json()
-        assert info["num_ack_pending"] == 24 - len(places[shard])
-        rest = {str(one): seqs[-1:] for one, seqs in places.items() if one != shard}
+        assert info["num_ack_pending"] == 24 - len(seqs_of[shard])
+        rest = {str(one): seqs[-1:] for one, seqs in seqs_of.items() if one != shard}
         talk.done("ack", sid="s", seqs=rest)
         assert sharded.client.get(consumer).json()["num_ack_pending"] == 0
 
@@ -168,11 +168,11 @@ def test_heartbeat_tells_the_position_in_each_shard(server: ServerProcess, shard
     with Talk(server.url) as talk:
         talk.done("connect", heartbeat="100ms")
         talk.done("sub", sid="s", stream=sharded.name, consumer="c", credit=WHOLE)
-        places = by_shard(talk.messages(18))
+        seqs_of = by_shard(talk.messages(18))
         beat = talk.next("hb")
         assert beat["last_consumer_seq"] == 18
-        assert beat["last_stream_seq"] == max(max(seqs) for seqs in places.values())
-        expected = {str(shard): [len(seqs), seqs[-1]] for shard, seqs in places.items()}
+        assert beat["last_stream_seq"] == max(max(seqs) for seqs in seqs_of.values())
+        expected = {str(shard): [len(seqs), seqs[-1]] for shard, seqs in seqs_of.items()}
         assert {key: pair for key, pair in beat["shards"].items() if pair != [0, 0]} == expected
 
 
@@ -180,7 +180,7 @@ def test_heartbeat_of_a_pull_tells_the_position_in_each_shard(sharded: Stream) -
     fill(sharded, 18)
     consumer = sharded.consumer(ack_policy="none")
     pulled = sharded.client.post(f"{consumer}/next", json={"batch": 18}).json()["messages"]
-    places = by_shard(pulled)
+    seqs_of = by_shard(pulled)
     answer = sharded.client.post(
         f"{consumer}/next",
         json={"expires": "500ms", "idle_heartbeat": "100ms"},
@@ -189,8 +189,8 @@ def test_heartbeat_of_a_pull_tells_the_position_in_each_shard(sharded: Stream) -
     beat = json.loads(answer.text.splitlines()[0])
     assert beat["hb"] is True
     assert beat["last_consumer_seq"] == len(pulled)
-    assert beat["last_stream_seq"] == max(max(seqs) for seqs in places.values())
-    expected = {str(shard): [len(seqs), max(seqs)] for shard, seqs in places.items()}
+    assert beat["last_stream_seq"] == max(max(seqs) for seqs in seqs_of.values())
+    expected = {str(shard): [len(seqs), max(seqs)] for shard, seqs in seqs_of.items()}
     assert {key: pair for key, pair in beat["shards"].items() if pair != [0, 0]} == expected
 
 
@@ -266,8 +266,8 @@ def test_own_subscription_shares_and_acks_over_all_shards(
     fill(sharded, 12)
     with Talk(server.url) as talk:
         talk.done("sub", sid="s", stream=sharded.name, credit=WHOLE)
-        places = by_shard(talk.messages(12))
-        talk.done("ack", sid="s", seqs={str(shard): seqs for shard, seqs in places.items()})
+        seqs_of = by_shard(talk.messages(12))
+        talk.done("ack", sid="s", seqs={str(shard): seqs for shard, seqs in seqs_of.items()})
         [consumer] = sharded.client.get(f"{sharded.path}/consumers").json()["items"]
         assert consumer["num_ack_pending"] == 0
         talk.done("unsub", sid="s")

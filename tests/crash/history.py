@@ -72,7 +72,7 @@ class AskErasure(msgspec.Struct, frozen=True, tag=True):
     erasure_id: str
 
 
-class MakeRoom(msgspec.Struct, frozen=True, tag=True):
+class Reclaim(msgspec.Struct, frozen=True, tag=True):
     """Reclaim the space of deleted messages: drop and rewrite blocks."""
 
 
@@ -160,7 +160,7 @@ Call = (
     | Purge
     | Erase
     | AskErasure
-    | MakeRoom
+    | Reclaim
     | PutConsumer
     | DropConsumer
     | Pull

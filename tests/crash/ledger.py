@@ -48,7 +48,7 @@ from tests.crash.rules import (
 
 _OF_NO_STREAM = (
     history.TakeCheckpoint
-    | history.MakeRoom
+    | history.Reclaim
     | history.AskErasure
     | history.PassTime
     | history.WriteOut

@@ -47,7 +47,7 @@ from tests.crash.pipe import Reporter
 
 _WAIT_S: Final = 20.0
 _RECORD_S: Final = 0.2
-_MEND_S: Final = 1.0
+_RECONCILE_S: Final = 1.0
 _ATTEMPTS: Final = 50
 _ERASED_NS: Final = 20_000_000_000
 _PAUSE_S: Final = 0.0005
@@ -158,8 +158,8 @@ class Life:
                 await link.delete_message(call.stream, call.seq)
             case history.Purge():
                 await link.purge_stream(call.stream, call.subject, call.up_to_seq, call.keep)
-            case history.Erase() | history.AskErasure() | history.MakeRoom():
-                return await self._make_room(call)
+            case history.Erase() | history.AskErasure() | history.Reclaim():
+                return await self._reclaim(call)
             case history.PutConsumer():
                 await link.put_consumer(call.stream, call.config, "put", None, False)
             case history.DropConsumer():
@@ -210,9 +210,7 @@ class Life:
             await link.append_restore(token, start, archive[start : start + _PIECE])
         await link.commit_restore(token)
 
-    async def _make_room(
-        self, call: history.Erase | history.AskErasure | history.MakeRoom
-    ) -> Outcome:
+    async def _reclaim(self, call: history.Erase | history.AskErasure | history.Reclaim) -> Outcome:
         match call:
             case history.Erase():
                 receipt = await self.link.erase(call.stream, call.seqs, call.subject)
@@ -220,7 +218,7 @@ class Life:
             case history.AskErasure():
                 receipt = await self.link.erasure(call.erasure_id, _ERASED_NS)
                 assert receipt.status == "done"
-            case history.MakeRoom():
+            case history.Reclaim():
                 await self.node.compactor.tick()
                 assert self.node.compactor.counts.dropped
         return history.Done()
@@ -299,7 +297,7 @@ class Life:
         """
         time_ns = self.node.clock.now()
         with suppress(TimeoutError):
-            await wait_until(lambda: not self._half_made(), _MEND_S)
+            await wait_until(lambda: not self._half_made(), _RECONCILE_S)
         if kept:
             try:
                 await self.node._housekeeper.tick()

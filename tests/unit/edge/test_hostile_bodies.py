@@ -15,7 +15,7 @@ from contrail_api.publishing.candidates import PackedItem, uniform_batch
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.subjects import subject_problem
 from contrail_edge.http import turns
-from contrail_edge.http.problems import REFUSALS_TOLD_MAX
+from contrail_edge.http.problems import REFUSALS_SHOWN_MAX
 from contrail_edge.inputs.json_body import VALUES_MAX
 from contrail_edge.inputs.message_items import header_problem
 from contrail_edge.inputs.negotiation import MSGPACK_TYPE
@@ -339,7 +339,7 @@ def test_batch_that_asks_for_much_work_is_read_in_steps(
 
 @pytest.mark.parametrize("form", ["json", "pack"])
 def test_batch_of_refusals_tells_the_first_thousand_in_full(form: str) -> None:
-    count = REFUSALS_TOLD_MAX + 2
+    count = REFUSALS_SHOWN_MAX + 2
     bad = [f"a..{at}" for at in range(count)]
     if form == "json":
         body = encoded({"messages": [{**ITEM, "subject": one} for one in bad]})
@@ -348,9 +348,9 @@ def test_batch_of_refusals_tells_the_first_thousand_in_full(form: str) -> None:
     answer = asyncio.run(Edge().call("POST", BATCH, body, {"content-type": TYPES[form]}))
     problems = [one["problem"] for one in answer.json()["results"]]
     assert [one["name"] for one in problems] == ["invalid_subject"] * count
-    assert len(problems[REFUSALS_TOLD_MAX - 1]["errors"]) == 1
-    assert problems[REFUSALS_TOLD_MAX]["errors"] == []
-    assert problems[REFUSALS_TOLD_MAX]["detail"] == problems[REFUSALS_TOLD_MAX]["title"]
+    assert len(problems[REFUSALS_SHOWN_MAX - 1]["errors"]) == 1
+    assert problems[REFUSALS_SHOWN_MAX]["errors"] == []
+    assert problems[REFUSALS_SHOWN_MAX]["detail"] == problems[REFUSALS_SHOWN_MAX]["title"]
 
 
 def test_batch_in_msgpack_is_read_alike_large_and_small() -> None:

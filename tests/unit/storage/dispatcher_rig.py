@@ -196,7 +196,7 @@ class DispatcherRig:
         del self.proposals[position]
         fail(proposal, ApiError(errors.NOT_READY, applied=False))
 
-    async def lead_anew(self, applied: int = PROPOSALS_MAX, pause: int = 0) -> None:
+    async def lead_again(self, applied: int = PROPOSALS_MAX, pause: int = 0) -> None:
         """The node leads no longer, and after ``pause`` turns it leads anew.
 
         Who waits for a command hears that its outcome is unknown; the first ``applied`` of those
@@ -261,7 +261,7 @@ class DispatcherRig:
         await turns()
         return future
 
-    def make_room(self) -> None:
+    def reclaim(self) -> None:
         """Drop blocks without a live message, all but the last, and cut the others to theirs."""
         directory, rows = self.blocks.directory(SHARD), self.source.rows
         for span in [directory.span(at) for at in range(len(directory) - 1)]:

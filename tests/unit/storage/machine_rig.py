@@ -164,7 +164,7 @@ class Shelf:
         """Drop the blocks wholly below ``first_seq``."""
         self.blocks = [block for block in self.blocks if block.last_seq >= first_seq]
 
-    def make_room(self, is_live: Callable[[int], bool]) -> None:
+    def reclaim(self, is_live: Callable[[int], bool]) -> None:
         """Drop what has no live message, all but the last, and empty the rest of what is gone."""
         kept: list[Block] = []
         for block in self.blocks:

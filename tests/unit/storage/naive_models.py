@@ -45,7 +45,7 @@ class NaiveStream:
         self.consumers: dict[str, NaiveConsumer] = {}
         self.consumers_made = 0
         self.deadlines: dict[tuple[int, int], list[int]] = {}
-        self.unlooked = (0, 0)
+        self.pending_recheck = (0, 0)
         self.accepted: list[tuple[str, int]] = []
 
     @property
@@ -280,43 +280,46 @@ class NaiveStream:
         gone = [each for each in self.messages if each.seq in seqs]
         if self.config.retention == "interest":
             if len(gone) * len(self.consumers) > checks_max:
-                self.look_again(gone[0].seq, gone[-1].seq + 1)
+                self.recheck(gone[0].seq, gone[-1].seq + 1)
                 return
             others = [each for each in self.consumers.values() if each is not settler]
             gone = [each for each in gone if not any(one.needs(each) for one in others)]
         self._remove(gone)
 
-    def look_again(self, from_seq: int, end_seq: int) -> None:
+    def recheck(self, from_seq: int, end_seq: int) -> None:
         """Have a range of messages looked at by :meth:`keep`."""
         from_seq = max(from_seq, self.first_seq)
         if self.config.retention != "interest" or from_seq >= end_seq:
             return
-        if self.unlooked[0] < self.unlooked[1]:
-            from_seq, end_seq = min(from_seq, self.unlooked[0]), max(end_seq, self.unlooked[1])
-        self.unlooked = (from_seq, end_seq)
+        if self.pending_recheck[0] < self.pending_recheck[1]:
+            from_seq, end_seq = (
+                min(from_seq, self.pending_recheck[0]),
+                max(end_seq, self.pending_recheck[1]),
+            )
+        self.pending_recheck = (from_seq, end_seq)
 
     def shrink(self, consumer: "NaiveConsumer") -> None:
         """A consumer needs less from now on, or it is gone."""
         from_seq = 0 if consumer.config.max_deliver > 0 else consumer.floor[1] + 1
-        self.look_again(from_seq, self.last_seq + 1)
+        self.recheck(from_seq, self.last_seq + 1)
 
-    def keep(self, at_most: int, checks_max: int) -> int:
-        """Look at some messages of the range: how many of them nobody needs and are gone."""
-        from_seq, end_seq = self.unlooked
+    def enforce_interest(self, at_most: int, checks_max: int) -> int:
+        """Remove those of some messages of the range that nobody needs; return how many."""
+        from_seq, end_seq = self.pending_recheck
         within = [each for each in self.messages if from_seq <= each.seq < end_seq]
         if self.config.retention != "interest":
-            self.unlooked = (0, 0)
+            self.pending_recheck = (0, 0)
             return 0
-        room = max(min(at_most, checks_max // max(len(self.consumers), 1)), 1)
+        checks = max(min(at_most, checks_max // max(len(self.consumers), 1)), 1)
         if not self.consumers and within == self.messages:
-            room = len(within)
+            checks = len(within)
         gone = [
             each
-            for each in within[:room]
+            for each in within[:checks]
             if not any(consumer.needs(each) for consumer in self.consumers.values())
         ]
         self._remove(gone)
-        self.unlooked = (within[room].seq, end_seq) if len(within) > room else (0, 0)
+        self.pending_recheck = (within[checks].seq, end_seq) if len(within) > checks else (0, 0)
         return len(gone)
 
     # Removing ------------------------------------------------------------------------------------

@@ -36,13 +36,15 @@ def rig_with_consumer(ack_policy: AckPolicy) -> Rig:
     config = consumer_config("c", ack_policy=ack_policy, max_deliver=MAX_DELIVER)
     rig.apply(1, configure(StreamConfig(name="S")), cmd.PutConsumer(config, 1))
     rig.apply(1, append_of([Message("S")] * STORED))
-    rig.told.clear()
+    rig.reported.clear()
     return rig
 
 
-def told_of_deliveries(rig: Rig) -> list[tuple[str, int, int, int]]:
-    assert {(each.stream, each.consumer) for each in rig.told} <= {("", "c")}
-    return [(each.type, each.stream_seq, each.consumer_seq, each.deliveries) for each in rig.told]
+def reported_deliveries(rig: Rig) -> list[tuple[str, int, int, int]]:
+    assert {(each.stream, each.consumer) for each in rig.reported} <= {("", "c")}
+    return [
+        (each.type, each.stream_seq, each.consumer_seq, each.deliveries) for each in rig.reported
+    ]
 
 
 @given(
@@ -67,10 +69,10 @@ def test_each_acknowledgement_with_an_effect_is_told_once_and_in_order(
             expected.append((kinds[kind], seq, pending.consumer_seq, pending.attempts))
         naive.acknowledge(2, kind, seq, 0)
     rig.apply(2, cmd.Acknowledge(1, 1, acked, [(kind, seq, 0) for kind, seq in others]))
-    assert told_of_deliveries(rig) == expected
-    rig.told.clear()
+    assert reported_deliveries(rig) == expected
+    rig.reported.clear()
     rig.apply(3, cmd.Exhaust(1, 1, [1, 2, 3, 4, 5, 6]))
-    assert told_of_deliveries(rig) == [
+    assert reported_deliveries(rig) == [
         ("max_deliver", seq, pending.consumer_seq, pending.attempts)
         for seq, pending in sorted(naive.pending.items())
         if pending.attempts >= MAX_DELIVER
@@ -82,7 +84,7 @@ def test_reason_of_a_term_is_told_and_no_one_elses() -> None:
     rig.apply(1, cmd.Deliver(1, 1, [1, 2, 3], 4))
     others: list[tuple[AckKind, int, int]] = [("term", 1, 0), ("nak", 2, 0), ("term", 3, 0)]
     rig.apply(2, cmd.Acknowledge(1, 1, [], others, {3: "broken"}))
-    assert [each.reason for each in rig.told] == ["", "", "broken"]
+    assert [each.reason for each in rig.reported] == ["", "", "broken"]
 
 
 def test_acknowledgements_logged_before_reasons_were_are_still_read() -> None:
@@ -97,10 +99,10 @@ def test_machine_told_again_by_its_rows_reports_nothing() -> None:
     rig = rig_with_consumer("explicit")
     rig.apply(1, cmd.Deliver(1, 1, [1], 2))
     rig.apply(2, cmd.Acknowledge(1, 1, [], [("nak", 1, 0)]))
-    assert told_of_deliveries(rig) == [("nak", 1, 1, 1)]
-    rig.told.clear()
+    assert reported_deliveries(rig) == [("nak", 1, 1, 1)]
+    rig.reported.clear()
     rig.restart()
-    assert rig.told == []
+    assert rig.reported == []
 
 
 def test_changes_of_stream_and_consumers_are_told_and_repetitions_are_not() -> None:
@@ -110,7 +112,7 @@ def test_changes_of_stream_and_consumers_are_told_and_repetitions_are_not() -> N
     rig.apply(1, configure(config), configure(config), configure(changed))
     rig.apply(1, *(cmd.PutConsumer(each, 1) for each in (one, one, other)))
     rig.apply(1, cmd.DropConsumer(1), cmd.DropConsumer(1), cmd.DropStream())
-    assert [(each.type, each.consumer, each.action) for each in rig.told] == [
+    assert [(each.type, each.consumer, each.action) for each in rig.reported] == [
         ("stream_action", "", "modify"),
         ("consumer_action", "c", "create"),
         ("consumer_action", "c", "modify"),
@@ -151,9 +153,9 @@ def play(scene: Scene, **bounds: Any) -> None:
     asyncio.run(whole())
 
 
-def tell(hub: AdvisoryHub, *consumers: str, stream: str = "S", reason: str = "") -> None:
-    told = [Advisory(type="nak", consumer=each, reason=reason) for each in consumers]
-    hub.tell(told, 5, stream)
+def notify(hub: AdvisoryHub, *consumers: str, stream: str = "S", reason: str = "") -> None:
+    reported = [Advisory(type="nak", consumer=each, reason=reason) for each in consumers]
+    hub.notify(reported, 5, stream)
 
 
 async def read(hub: AdvisoryHub, after: str = "", **more: Any) -> EventsResult:
@@ -166,10 +168,10 @@ def names(found: EventsResult) -> list[str]:
 
 def test_nothing_is_kept_while_nobody_listens() -> None:
     async def scene(hub: AdvisoryHub) -> None:
-        tell(hub, "unheard")
+        notify(hub, "unheard")
         begin = await read(hub)
         assert (begin.advisories, begin.lost) == ([], 0)
-        tell(hub, "heard")
+        notify(hub, "heard")
         assert names(await read(hub, begin.position)) == ["heard"]
 
     play(scene)
@@ -178,7 +180,7 @@ def test_nothing_is_kept_while_nobody_listens() -> None:
 def test_advisories_get_stream_time_and_ids_of_their_own_that_continue() -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, "a", "b", "c")
+        notify(hub, "a", "b", "c")
         found = await read(hub, begin.position)
         assert {(each.stream, each.time_ns) for each in found.advisories} == {("S", 5)}
         assert len({each.id for each in found.advisories}) == 3
@@ -206,9 +208,9 @@ def test_filters_select_and_the_position_moves_over_the_rest(
 ) -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, "a", "b")
-        hub.tell([Advisory(type="stream_action", stream="T", action="create")], 5)
-        tell(hub, "a", stream="T")
+        notify(hub, "a", "b")
+        hub.notify([Advisory(type="stream_action", stream="T", action="create")], 5)
+        notify(hub, "a", stream="T")
         found = await read(hub, begin.position, **selection)
         assert names(found) == expected
         assert names(await read(hub, found.position)) == []
@@ -219,7 +221,7 @@ def test_filters_select_and_the_position_moves_over_the_rest(
 def test_page_ends_at_its_limit_and_continues_there() -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, "a", "b", "c")
+        notify(hub, "a", "b", "c")
         found = await read(hub, begin.position, limit=2)
         assert names(found) == ["a", "b"]
         assert names(await read(hub, found.position, limit=2)) == ["c"]
@@ -232,9 +234,9 @@ def test_reader_waits_for_what_it_selects() -> None:
         waiting = asyncio.ensure_future(read(hub, consumer="b", wait_ns=WAIT_NS))
         await asyncio.sleep(0)
         assert hub.readers == 1
-        tell(hub, "a")
+        notify(hub, "a")
         await asyncio.sleep(0)
-        tell(hub, "b")
+        notify(hub, "b")
         assert names(await waiting) == ["b"]
         assert hub.readers == 0
         assert names(await read(hub, wait_ns=1)) == []
@@ -245,13 +247,13 @@ def test_reader_waits_for_what_it_selects() -> None:
 def test_slow_reader_is_told_how_many_it_missed_and_goes_on() -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, *"abcd")
+        notify(hub, *"abcd")
         found = await read(hub, begin.position)
         assert (found.advisories, found.lost) == ([], 2)
         assert names(await read(hub, found.position)) == ["c", "d"]
         waiting = asyncio.ensure_future(read(hub, found.position, stream="T", wait_ns=WAIT_NS))
         await asyncio.sleep(0)
-        tell(hub, *"efghi")  # more than is kept, before the reader had its turn
+        notify(hub, *"efghi")  # more than is kept, before the reader had its turn
         assert (await waiting).lost == 3
 
     play(scene, kept_max=2)
@@ -260,7 +262,7 @@ def test_slow_reader_is_told_how_many_it_missed_and_goes_on() -> None:
 def test_what_is_kept_has_a_bound_in_bytes() -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, *"abcd", reason="x" * 744)  # 1,002 bytes each, with all
+        notify(hub, *"abcd", reason="x" * 744)  # 1,002 bytes each, with all
         found = await read(hub, begin.position)
         assert found.lost == 2
         assert names(await read(hub, found.position)) == ["c", "d"]
@@ -272,7 +274,7 @@ def test_what_is_kept_has_a_bound_in_bytes() -> None:
 def test_behind_a_foreign_position_an_unknown_number_was_missed(position: str) -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
-        tell(hub, "a")
+        notify(hub, "a")
         foreign = position.format(period=begin.position.partition("-")[0])
         found = await read(hub, foreign)
         if foreign:
@@ -296,7 +298,7 @@ def test_reader_over_the_limit_is_refused_and_an_end_makes_room() -> None:
         await asyncio.wait(waiting[:1])
         more = asyncio.ensure_future(read(hub, wait_ns=WAIT_NS))
         await asyncio.sleep(0)
-        tell(hub, "a")
+        notify(hub, "a")
         assert [names(each) for each in await asyncio.gather(waiting[1], more)] == [["a"], ["a"]]
 
     play(scene, readers_max=2)
@@ -317,7 +319,7 @@ def test_listening_ends_when_nobody_comes_back_and_begins_a_new_period() -> None
             listening.append(hub.listening)
         assert listening == [True] * 7 + [False] * 2
         assert (await waiting).lost == 0
-        tell(hub, "unheard")
+        notify(hub, "unheard")
         found = await read(hub, begin.position)
         assert (found.advisories, found.lost) == ([], None)
         assert names(await read(hub, found.position)) == []

@@ -20,7 +20,7 @@ WAIT_NS = 20_000_000_000
 MESSAGE = PublishMessage("a", None, b"x")
 
 
-async def told(link: LocalLink, count: int, after: str) -> list[tuple[str, str]]:
+async def reported(link: LocalLink, count: int, after: str) -> list[tuple[str, str]]:
     """The next ``count`` advisories: type and server."""
     found: list[tuple[str, str]] = []
     while len(found) < count:
@@ -39,9 +39,9 @@ async def fail_and_heal(data_dir: Path, number: int) -> list[tuple[str, str]]:
         with pytest.raises(ApiError) as failed:
             await publish(link, "S", [MESSAGE])
         assert failed.value.spec is errors.OUTCOME_UNKNOWN
-        found = await told(link, 1, begin) if number == errno.ENOSPC else []
+        found = await reported(link, 1, begin) if number == errno.ENOSPC else []
         switch.plan = Plan()
-        return found + (await told(link, len(found) + 1, begin))[len(found) :]
+        return found + (await reported(link, len(found) + 1, begin))[len(found) :]
 
 
 @pytest.mark.parametrize(

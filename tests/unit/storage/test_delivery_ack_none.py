@@ -245,7 +245,7 @@ def test_record_lost_with_the_lead_is_made_up_for_in_the_next_term() -> None:
         rig.publish("b", "b")
         assert await rig.pull_seqs(2) == [1, 2]
         rig.dispatcher.flush()
-        await rig.lead_anew(applied=0, pause=2)
+        await rig.lead_again(applied=0, pause=2)
         rig.late = False
         await rig.let_pass(10_000_000)
         assert (rig.consumer.delivered.consumer_seq, rig.consumer.next_seq) == (2, 3)
@@ -305,7 +305,7 @@ scripts = st.lists(st.one_of(*steps, failing), min_size=10, max_size=40)
 filters = st.sampled_from([(), ("a.*",), ("b", "a.x")])
 
 
-async def told(script: list[Step], stream: StreamConfig, patterns: tuple[str, ...]) -> None:
+async def played(script: list[Step], stream: StreamConfig, patterns: tuple[str, ...]) -> None:
     story = UnackedStory(DispatcherRig(stream, {"ack_policy": "none", "filter_subjects": patterns}))
     await story.play(script)
     drained = await story.drain()
@@ -329,4 +329,4 @@ async def told(script: list[Step], stream: StreamConfig, patterns: tuple[str, ..
 def test_everything_is_given_out_once_in_order_and_nothing_is_skipped(
     script: list[Step], stream: StreamConfig, patterns: tuple[str, ...]
 ) -> None:
-    run_by_hand(told(script, stream, patterns))
+    run_by_hand(played(script, stream, patterns))

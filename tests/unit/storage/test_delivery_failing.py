@@ -423,7 +423,7 @@ def test_delivery_given_up_for_lost_but_applied_comes_again_when_it_is_due(times
             rig.late = True
             assert await rig.pull_seqs() == [1]
             rig.dispatcher.flush()
-            await rig.lead_anew(pause=10)
+            await rig.lead_again(pause=10)
             assert rig.dispatcher.consumer_seq == rig.consumer.delivered.consumer_seq
             rig.late = False
             assert await rig.pull_seqs() == []
@@ -441,7 +441,7 @@ def test_message_whose_delivery_and_ack_were_given_up_for_lost_but_applied_is_se
         rig.publish("b")
         assert await rig.pull_seqs() == [1]
         await rig.acknowledge(1)
-        await rig.lead_anew(pause=10)
+        await rig.lead_again(pause=10)
         rig.late = False
         rig.log_ns += SECOND_NS
         result = await rig.pull(10)

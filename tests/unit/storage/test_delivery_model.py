@@ -269,9 +269,9 @@ class Story:
         if self.rig.proposals:
             self.rig.refuse_one(choice % len(self.rig.proposals))
 
-    async def do_lead_anew(self, choice: int) -> None:
+    async def do_lead_again(self, choice: int) -> None:
         self.renumbered = True
-        await self.rig.lead_anew(applied=choice, pause=0 if choice == 1 else 20)
+        await self.rig.lead_again(applied=choice, pause=0 if choice == 1 else 20)
 
     async def do_refuse(self, _: int) -> None:
         self.renumbered = True
@@ -319,11 +319,11 @@ class Story:
         return found
 
 
-def tell(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
-    run_by_hand(told(script, stream, consumer))
+def play(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
+    run_by_hand(played(script, stream, consumer))
 
 
-async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
+async def played(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
     story = Story(DispatcherRig(stream, consumer))
     await story.play(script)
     drained = await story.drain()
@@ -370,7 +370,7 @@ async def told(script: list[Step], stream: StreamConfig, consumer: dict[str, Any
 def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_well(
     script: list[Step], stream: StreamConfig, consumer: dict[str, Any]
 ) -> None:
-    tell(script, stream, consumer)
+    play(script, stream, consumer)
 
 
 @pytest.mark.long
@@ -411,4 +411,4 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
 def test_nothing_is_skipped_when_commands_are_lost_pulls_cancelled_and_leaders_changed(
     script: list[Step], stream: StreamConfig, consumer: dict[str, Any]
 ) -> None:
-    tell(script, stream, consumer)
+    play(script, stream, consumer)

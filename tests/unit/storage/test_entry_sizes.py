@@ -131,7 +131,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.Acknowledge(HIGH, 1, many, [("nak", seq, HIGH) for seq in many], {HIGH: "r" * 256}),
         cmd.Exhaust(HIGH, 1, many),
         cmd.EnforceLimits(HIGH),
-        cmd.KeepInterest(HIGH),
+        cmd.EnforceInterest(HIGH),
         cmd.RestorePart([(1, bytes(300_000))], "none"),
         cmd.FinishRestore(header),
         cmd.AcceptLoss("i" * 16, "r" * 1_000, True, HIGH, [(HIGH, HIGH)] * 100),
@@ -142,7 +142,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.ReleaseStream("S"),
         cmd.RecordErasure("e" * 32, "S", tuple(range(64)), HIGH, ["n" * 16], HIGH),
         cmd.FinishErasures(ids, "n" * 16, HIGH),
-        cmd.PlaceStream("S", stream.subjects, "i" * 16, HIGH, 64),
+        cmd.AssignShards("S", stream.subjects, "i" * 16, HIGH, 64),
         cmd.SkipNumbers(HIGH),
     ]
 

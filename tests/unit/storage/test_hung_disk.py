@@ -97,19 +97,19 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             files.going.clear()
             hasty = LocalLink(node)
             hasty.deadline._timeout_s = timeout_s
-            told: dict[str, list[PublishOutcome]] = {}
+            reported: dict[str, list[PublishOutcome]] = {}
 
-            def tell(name: str) -> Callable[[PublishOutcome], None]:
-                return lambda outcome: told.setdefault(name, []).append(outcome)
+            def report(name: str) -> Callable[[PublishOutcome], None]:
+                return lambda outcome: reported.setdefault(name, []).append(outcome)
 
             atomic = MessageBatch.of([message(7), message(8)])
             atomic.atomic = True
-            hasty.publish_then("S", [message(1)], tell("single"))
-            hasty.publish_then("S", MessageBatch.of([message(2), message(3)]), tell("batch"))
-            hasty.publish_then("S", atomic, tell("atomic"))
-            hasty.publish_then("H", [message(1, "h.a")], tell("sharded"))
+            hasty.publish_then("S", [message(1)], report("single"))
+            hasty.publish_then("S", MessageBatch.of([message(2), message(3)]), report("batch"))
+            hasty.publish_then("S", atomic, report("atomic"))
+            hasty.publish_then("H", [message(1, "h.a")], report("sharded"))
             each = [message(4), message(5), message(6, "h.b")]
-            hasty.publish_each_then(each, lambda at, outcome: tell(f"each {at}")(outcome))
+            hasty.publish_each_then(each, lambda at, outcome: report(f"each {at}")(outcome))
             ack = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 1, "ack", 0)
             waiting = {
                 "publish": publish(hasty, "S", [message(9)]),
@@ -127,9 +127,9 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             for name, outcome in zip(waiting, found, strict=True):
                 assert isinstance(outcome, ApiError), (name, outcome)
                 assert outcome.spec is errors.OUTCOME_UNKNOWN, name
-            while len(told) < 6:
+            while len(reported) < 6:
                 await asyncio.sleep(0)
-            for name, outcomes in told.items():
+            for name, outcomes in reported.items():
                 [outcome] = outcomes
                 assert isinstance(outcome, ApiError), name
                 assert outcome.spec is errors.OUTCOME_UNKNOWN, name
@@ -147,7 +147,7 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             assert (await link.consumer_info("S", "d")).num_pending == 9
             assert (await link.consumer_info("S", "c")).num_ack_pending == 0
             # Nobody is told twice, and nothing stays counted.
-            assert {len(outcomes) for outcomes in told.values()} == {1}
+            assert {len(outcomes) for outcomes in reported.values()} == {1}
             assert [group.outstanding_bytes for group in node.groups.values()] == [0, 0, 0]
             assert node.shard_log._in_flight == 0
             again = await publish(link, "S", [message(1)])

@@ -67,7 +67,7 @@ def test_expectation_of_an_unsettled_subject_is_refused_until_it_is_settled() ->
     assert rig.machine.pending_recheck
     commands = 0
     while rig.machine.pending_recheck:
-        rig.apply(2, cmd.KeepInterest(100))
+        rig.apply(2, cmd.EnforceInterest(100))
         commands += 1
     assert commands == 3  # 10 to 8 were looked at before; then 7 to 5, 4 to 2, and the first
     [result] = rig.apply(2, expecting("a.1", 1))
@@ -105,7 +105,7 @@ def test_more_checks_than_a_command_makes_are_left_for_later(
     more = not at_once
     while more:
         rig.restart()
-        [result] = rig.apply(2, cmd.KeepInterest(100))
+        [result] = rig.apply(2, cmd.EnforceInterest(100))
         assert isinstance(result, Removed)
         assert result.count <= 3
         more = result.more
@@ -118,7 +118,7 @@ def test_slices_end_at_their_messages_and_go_on_after_a_restart() -> None:
     rig.apply(2, cmd.DropConsumer(RED))
     removed = []
     while rig.machine.pending_recheck:
-        [result] = rig.apply(2, cmd.KeepInterest(2))
+        [result] = rig.apply(2, cmd.EnforceInterest(2))
         assert isinstance(result, Removed)
         removed.append(result.count)
         rig.restart()
@@ -129,7 +129,7 @@ def test_slices_end_at_their_messages_and_go_on_after_a_restart() -> None:
 def test_without_consumers_everything_goes_in_one_command() -> None:
     rig = rig_with(*["a.1"] * 10)
     rig.apply(2, cmd.DropConsumer(RED))
-    assert rig.apply(2, cmd.KeepInterest(1)) == [Removed(10)]
+    assert rig.apply(2, cmd.EnforceInterest(1)) == [Removed(10)]
 
 
 def test_roll_up_that_nobody_wants_replaces_what_is_there_and_is_not_stored() -> None:
@@ -158,8 +158,8 @@ def test_what_a_consumer_without_acks_passed_under_limits_is_looked_at() -> None
     rig.apply(1, cmd.PutConsumer(consumer_config("red", ack_policy="none"), 1))
     rig.apply(1, append_of([Message("a", b"x")] * 4))
     interested = StreamConfig(name="S", subjects=("a",), retention="interest")
-    rig.apply(2, configure(interested), cmd.KeepInterest(100))
+    rig.apply(2, configure(interested), cmd.EnforceInterest(100))
     assert rig.machine.counters.messages == 4
     # This was proposed before the stream was changed.
     assert rig.apply(3, cmd.Advance(RED, 1, 3, 3, 4)) == [Done()]
-    assert rig.apply(3, cmd.KeepInterest(100)) == [Removed(3)]
+    assert rig.apply(3, cmd.EnforceInterest(100)) == [Removed(3)]

@@ -59,7 +59,7 @@ class Stream:
             case ("trim", int(to_seq)):
                 self.rig.apply(cmd.Trim(to_seq, 1_000))
             case ("make room", _):
-                self.rig.make_room()
+                self.rig.reclaim()
             case ("limit", int(limit)):
                 config = StreamConfig(name="S", subjects=("a.*", "b"), max_msgs_per_subject=limit)
                 self.rig.apply(configure(config))

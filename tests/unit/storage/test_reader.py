@@ -64,7 +64,7 @@ def test_range_holds_and_counts_what_the_naive_model_has(
                 rig.apply(cmd.DeleteMessage(seq, max(older, default=0)))
         rig.apply(cmd.Trim(trimmed, 100))
         if room:
-            rig.make_room()
+            rig.reclaim()
         matching = [
             seq
             for seq, name in subjects.items()

@@ -36,7 +36,7 @@ from tests.unit.storage.wal_disk import PowerCutError, SimDisk
 ROOT = Path("/data")
 FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 NONCE = bytes(12)
-PLACE = b"here"
+CONTEXT = b"here"
 
 keys = st.binary(min_size=32, max_size=32)
 
@@ -116,27 +116,27 @@ def test_table_without_order_is_none(entries: tuple[int, ...]) -> None:
 # Sealing -----------------------------------------------------------------------------------------
 @given(st.binary(max_size=100), st.binary(max_size=20))
 def test_sealed_bytes_open_where_they_were_sealed_and_nowhere_else(
-    plain: bytes, place: bytes
+    plain: bytes, context: bytes
 ) -> None:
     keyring = new_keyring()
-    sealed = keyring.seal(plain, place)
+    sealed = keyring.seal(plain, context)
     assert len(sealed) == len(plain) + SEAL_BYTES
-    assert keyring.open(sealed, place) == plain
-    assert keyring.open(memoryview(sealed), place) == plain
+    assert keyring.open(sealed, context) == plain
+    assert keyring.open(memoryview(sealed), context) == plain
     with pytest.raises(SealBrokenError):
-        keyring.open(sealed, place + b"!")
+        keyring.open(sealed, context + b"!")
 
 
 @given(st.binary(min_size=1, max_size=30), st.data())
 def test_any_changed_bit_and_any_cut_is_noticed(plain: bytes, draw: st.DataObject) -> None:
     keyring = new_keyring()
-    sealed = bytearray(keyring.seal(plain, PLACE))
+    sealed = bytearray(keyring.seal(plain, CONTEXT))
     with pytest.raises(SealBrokenError):
-        keyring.open(bytes(sealed[: draw.draw(st.integers(0, len(sealed) - 1))]), PLACE)
+        keyring.open(bytes(sealed[: draw.draw(st.integers(0, len(sealed) - 1))]), CONTEXT)
     at = draw.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[at // 8] ^= 1 << at % 8
     with pytest.raises(SealBrokenError):
-        keyring.open(bytes(sealed), PLACE)
+        keyring.open(bytes(sealed), CONTEXT)
 
 
 def test_no_nonce_comes_twice_over_threads_limits_rotations_and_restarts() -> None:
@@ -147,7 +147,7 @@ def test_no_nonce_comes_twice_over_threads_limits_rotations_and_restarts() -> No
         node_key = bytes([life + 10]) * 32
 
         def work(used: Keyring = keyring) -> None:
-            every.extend(used.seal(b"x", PLACE) for _ in range(400))
+            every.extend(used.seal(b"x", CONTEXT) for _ in range(400))
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -158,47 +158,47 @@ def test_no_nonce_comes_twice_over_threads_limits_rotations_and_restarts() -> No
         keyring = Keyring.load(disk, ROOT, [node_key], seals_max=50)
     nonces = {sealed[:HEAD_BYTES] for sealed in every}
     assert len(nonces) == len(every) == 3 * 4 * 400
-    assert {keyring.open(sealed, PLACE) for sealed in every} == {b"x"}
+    assert {keyring.open(sealed, CONTEXT) for sealed in every} == {b"x"}
 
 
 def test_data_key_seals_no_more_often_than_its_limit() -> None:
     keyring = new_keyring(seals_max=3)
-    sealed = [keyring.seal(b"%d" % number, PLACE) for number in range(7)]
+    sealed = [keyring.seal(b"%d" % number, CONTEXT) for number in range(7)]
     assert [one[:4].hex() for one in sealed] == ["00000001"] * 3 + ["00000002"] * 3 + ["00000003"]
-    assert [keyring.open(one, PLACE) for one in sealed] == [b"%d" % n for n in range(7)]
+    assert [keyring.open(one, CONTEXT) for one in sealed] == [b"%d" % n for n in range(7)]
 
 
 def test_start_that_seals_nothing_makes_no_data_key_and_one_that_does_makes_one() -> None:
     disk = SimDisk()
-    before = new_keyring(disk).seal(b"before", PLACE)
+    before = new_keyring(disk).seal(b"before", CONTEXT)
     content = disk.read(ROOT / KEYS_NAME)
     keyring = Keyring.load(disk, ROOT, [FIRST])
-    assert keyring.open(before, PLACE) == b"before"
+    assert keyring.open(before, CONTEXT) == b"before"
     assert disk.read(ROOT / KEYS_NAME) == content
-    after = keyring.seal(b"after", PLACE)
+    after = keyring.seal(b"after", CONTEXT)
     assert after[:4] != before[:4]
     again = Keyring.load(disk.survivor(), ROOT, [FIRST])
-    assert [again.open(one, PLACE) for one in (before, after)] == [b"before", b"after"]
+    assert [again.open(one, CONTEXT) for one in (before, after)] == [b"before", b"after"]
 
 
 def test_bytes_of_an_unknown_data_key_do_not_open() -> None:
-    sealed = new_keyring().seal(b"x", PLACE)
+    sealed = new_keyring().seal(b"x", CONTEXT)
     with pytest.raises(SealBrokenError):
-        new_keyring().open(sealed, PLACE)  # the same id, another key
+        new_keyring().open(sealed, CONTEXT)  # the same id, another key
     with pytest.raises(SealBrokenError, match="data key 9"):
-        new_keyring().open(b"\0\0\0\x09" + sealed[4:], PLACE)
+        new_keyring().open(b"\0\0\0\x09" + sealed[4:], CONTEXT)
 
 
 # Rotation ----------------------------------------------------------------------------------------
 def test_after_a_rotation_the_new_node_key_alone_opens_old_and_new() -> None:
     disk = SimDisk()
     keyring = new_keyring(disk)
-    before = keyring.seal(b"before", PLACE)
+    before = keyring.seal(b"before", CONTEXT)
     assert keyring.rotate(SECOND)
-    after = keyring.seal(b"after", PLACE)
+    after = keyring.seal(b"after", CONTEXT)
     assert after[:4] != before[:4]  # with a data key that the old node key never wrapped
     again = Keyring.load(disk.survivor(), ROOT, [SECOND])
-    assert [again.open(one, PLACE) for one in (before, after)] == [b"before", b"after"]
+    assert [again.open(one, CONTEXT) for one in (before, after)] == [b"before", b"after"]
     with pytest.raises(KeysRefusedError):
         Keyring.load(disk, ROOT, [FIRST])
 
@@ -215,13 +215,13 @@ def test_closed_keyring_opens_and_seals_but_changes_its_file_no_more() -> None:
     disk = SimDisk()
     keyring = new_keyring(disk, seals_max=2)
     keyring.close()
-    assert keyring.open(keyring.seal(b"x", PLACE), PLACE) == b"x"
+    assert keyring.open(keyring.seal(b"x", CONTEXT), CONTEXT) == b"x"
     calls = disk.calls
     with pytest.raises(OSError, match="stopped"):
         keyring.rotate(SECOND)
-    keyring.seal(b"x", PLACE)
+    keyring.seal(b"x", CONTEXT)
     with pytest.raises(OSError, match="stopped"):
-        keyring.seal(b"x", PLACE)  # it would take another data key
+        keyring.seal(b"x", CONTEXT)  # it would take another data key
     assert disk.calls == calls
 
 
@@ -232,18 +232,18 @@ def test_rotation_that_the_disk_refuses_leaves_everything_as_it_was(call: str) -
     disk.fail(call, errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
         keyring.rotate(SECOND)
-    sealed = keyring.seal(b"x", PLACE)
-    assert Keyring.load(disk.survivor(), ROOT, [FIRST]).open(sealed, PLACE) == b"x"
+    sealed = keyring.seal(b"x", CONTEXT)
+    assert Keyring.load(disk.survivor(), ROOT, [FIRST]).open(sealed, CONTEXT) == b"x"
     disk.heal()
     assert keyring.rotate(SECOND)
-    assert Keyring.load(disk.survivor(), ROOT, [SECOND]).open(sealed, PLACE) == b"x"
+    assert Keyring.load(disk.survivor(), ROOT, [SECOND]).open(sealed, CONTEXT) == b"x"
 
 
 def test_power_cut_anywhere_in_a_rotation_leaves_one_of_the_two_keys_in_charge() -> None:
     opened_by = set()
     for cut_at in range(1, 7):
         disk = SimDisk()
-        sealed = new_keyring(disk).seal(b"x", PLACE)
+        sealed = new_keyring(disk).seal(b"x", CONTEXT)
         keyring = Keyring.load(disk, ROOT, [FIRST])
         disk.cut_at = disk.calls + cut_at
         with contextlib.suppress(PowerCutError):
@@ -255,7 +255,7 @@ def test_power_cut_anywhere_in_a_rotation_leaves_one_of_the_two_keys_in_charge()
                     held = Keyring.load(after, ROOT, [node_key])
                 except KeysRefusedError:
                     continue
-                assert held.open(sealed, PLACE) == b"x"
+                assert held.open(sealed, CONTEXT) == b"x"
                 opened_by.add(name)
                 break
             else:

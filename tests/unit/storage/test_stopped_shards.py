@@ -99,11 +99,11 @@ class ApplierRig:
         for at, (number, command) in enumerate(commands):
             if isinstance(command, cmd.Append):
 
-                def told(outcome: Outcome, at: int = at) -> None:
+                def done(outcome: Outcome, at: int = at) -> None:
                     answers[at] = outcome
 
                 count = command.columns.count
-                request = AppendRequest(number, PublishMessage("a", None, b""), told)
+                request = AppendRequest(number, PublishMessage("a", None, b""), done)
                 request.count = request.remaining = count
                 waiters.append([Span(request, 0, count)])
             else:
@@ -196,7 +196,7 @@ CASES: dict[str, tuple[StreamConfig, list[cmd.Command], cmd.Command]] = {
     "interest that went": (
         stream(retention="interest"),
         [cmd.Deliver(2, 1, SEQS, LAST_SEQ + 1), cmd.DropConsumer(1)],
-        cmd.KeepInterest(100),
+        cmd.EnforceInterest(100),
     ),
 }
 

@@ -86,10 +86,10 @@ class StreamComparison(StreamAgreement):
         assert picture(self.rig.machine, IDS) == before
 
     @rule()
-    def make_room(self) -> None:
+    def reclaim(self) -> None:
         """One of the two replicas gets rid of what was deleted; the other may never do it."""
         self.close_entry()
-        self.rig.shelf.make_room(self.rig.machine.is_live)
+        self.rig.shelf.reclaim(self.rig.machine.is_live)
 
     @rule()
     def recount(self) -> None:
@@ -138,7 +138,7 @@ class StreamComparison(StreamAgreement):
         changed = config != self.config
         self.config, self.naive.config = config, self.own(config)
         if len(retentions) > 1:
-            self.naive.look_again(0, self.naive.last_seq + 1)
+            self.naive.recheck(0, self.naive.last_seq + 1)
         self.do(self.configure(config), self.expect(Done(changed=changed)))
 
     @rule(data=st.data(), count=st.integers(1, 5), leave_open=st.booleans())
@@ -282,7 +282,9 @@ class StreamComparison(StreamAgreement):
         if by_age:
             rows, seqs = [], [each.seq for each in naive.aged(now_ns)][:at_most]
         own = {each.subject for each in naive.messages if each.seq in seqs}
-        newest = [name for name in sorted(own, key=table.ids.__getitem__) if self._goes(name, seqs)]
+        newest = [
+            name for name in sorted(own, key=table.ids.__getitem__) if self._is_due(name, seqs)
+        ]
         older = [each for each in naive.messages if each.seq not in seqs and each.subject in newest]
         previous = {table.ids[each.subject]: each.seq for each in older}
         marking = [name for name in newest if data.draw(st.booleans())]
@@ -298,7 +300,7 @@ class StreamComparison(StreamAgreement):
         count = naive.expire(self.now_ns, seqs, rows, marking)
         self.do(command, self.expect(Removed(count)))
 
-    def _goes(self, subject: str, seqs: list[int]) -> bool:
+    def _is_due(self, subject: str, seqs: list[int]) -> bool:
         """Whether the newest message of a subject is among ``seqs``."""
         return self.naive.last_of(subject) in seqs
 
@@ -311,25 +313,25 @@ class StreamComparison(StreamAgreement):
     # Interest ------------------------------------------------------------------------------------
 
     @rule(at_most=st.sampled_from([1, 2, 100]))
-    def keep_interest(self, at_most: int) -> None:
+    def enforce_interest(self, at_most: int) -> None:
         self.close_entry()
         self.naive.tick(self.now_ns)
         searches = bool(self.rig.machine.subjects.unsettled)
-        removed = 0 if searches else self.naive.keep(at_most, interest.CHECKS_MAX)
-        more = self.naive.unlooked != (0, 0)
+        removed = 0 if searches else self.naive.enforce_interest(at_most, interest.CHECKS_MAX)
+        more = self.naive.pending_recheck != (0, 0)
 
         def check(result: Result) -> None:
             assert isinstance(result, Removed)
             assert result.count == removed
             assert result.more or not more  # last messages may be left to find
 
-        self.do(cmd.KeepInterest(at_most), check)
+        self.do(cmd.EnforceInterest(at_most), check)
 
     def settle_last_messages(self) -> None:
         """Until then an expectation may be refused that the naive stream can answer."""
         self.close_entry()
         while self.rig.machine.subjects.unsettled:
-            self.keep_interest(100)
+            self.enforce_interest(100)
 
     # Consumers -----------------------------------------------------------------------------------
 
@@ -386,7 +388,7 @@ class StreamComparison(StreamAgreement):
                 elif config.max_deliver < 0 or config.max_deliver > known.config.max_deliver:
                     given_up = sorted(known.given_up & self.live())
                     if given_up:
-                        naive.look_again(given_up[0], given_up[-1] + 1)
+                        naive.recheck(given_up[0], given_up[-1] + 1)
                 known.reconfigure(config)
                 known.version += 1
                 known.move_floor(now_ns)
@@ -431,7 +433,7 @@ class StreamComparison(StreamAgreement):
         consumer.forget_below(self.naive.first_seq)
         self.naive.settle(consumer, settled or set(), interest.CHECKS_MAX)
         if isinstance(command, cmd.Advance):
-            self.naive.look_again(from_seq, consumer.next_seq)
+            self.naive.recheck(from_seq, consumer.next_seq)
         self.do(command, self.expect(Done()))
 
     @rule(

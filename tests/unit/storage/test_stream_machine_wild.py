@@ -133,7 +133,7 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     expirations,
     expirations,
     st.builds(cmd.EnforceLimits, numbers),
-    st.builds(cmd.KeepInterest, numbers),
+    st.builds(cmd.EnforceInterest, numbers),
     st.builds(cmd.FinishRollup, subjects, numbers),
     st.builds(cmd.PurgeSubjects, st.lists(subjects, max_size=3), numbers, numbers),
     st.builds(cmd.DeleteMessage, numbers, numbers),

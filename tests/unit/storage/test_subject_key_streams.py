@@ -221,7 +221,7 @@ def test_what_destroyed_keys_leave_in_a_damaged_stream_is_not_tried_at_every_tic
                 await node.shredder.tick()
             assert tries == ["failed"]
             monkeypatch.setattr(node.subject_keys, "destroy_again", counted)
-            node.shredder._mend_at_s = 0.0  # the pause is over
+            node.shredder._retry_at_s = 0.0  # the pause is over
             for _ in range(3):
                 await node.shredder.tick()
             assert tries == ["failed", "done"]

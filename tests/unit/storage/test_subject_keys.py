@@ -245,23 +245,23 @@ def test_subject_that_seals_again_is_not_condemned_any_more(tmp_path: Path) -> N
     assert keys.condemned(keys.slots_of_shard(1)) == [ids["a"]]
 
 
-def history(keys: SubjectKeys, told: list[tuple[str, Any]]) -> None:
-    """A life: keys are made, seal, and are destroyed; ``told`` gets what is certain by then."""
+def history(keys: SubjectKeys, noted: list[tuple[str, Any]]) -> None:
+    """A life: keys are made, seal, and are destroyed; ``noted`` gets what is certain by then."""
     for name in "abc":
         keys.make([(1, name)])
-        told.append(("made", (name, sealed(keys, 1, name))))
+        noted.append(("made", (name, sealed(keys, 1, name))))
     slots = keys.retire(1, ["a", "b"])
-    told.append(("asked", ("a", "b")))
+    noted.append(("asked", ("a", "b")))
     keys.destroy(slots, 7)
-    told.append(("destroyed", ("a", "b")))
-    told.append(("finished", "a"))
+    noted.append(("destroyed", ("a", "b")))
+    noted.append(("finished", "a"))
     keys.finish([number for number in slots if keys.remains_of(1, ["a"], [number])])
     keys.make([(1, "a"), (1, "d"), (1, "e")])
     for name in "ade":
-        told.append(("made", (name, sealed(keys, 1, name))))
-    told.append(("asked", ("c", "d")))
+        noted.append(("made", (name, sealed(keys, 1, name))))
+    noted.append(("asked", ("c", "d")))
     keys.destroy(keys.retire(1, ["c", "d"]), 9)
-    told.append(("destroyed", ("c", "d")))
+    noted.append(("destroyed", ("c", "d")))
 
 
 def test_power_cut_anywhere_keeps_what_was_made_and_what_was_destroyed() -> None:
@@ -272,9 +272,9 @@ def test_power_cut_anywhere_keeps_what_was_made_and_what_was_destroyed() -> None
     @given(st.integers(1, whole.calls), st.floats(0, 1))
     def cut(at: int, keep: float) -> None:
         disk = SimDisk(cut_at=at)
-        told: list[tuple[str, Any]] = []
+        noted: list[tuple[str, Any]] = []
         with pytest.raises(PowerCutError):
-            history(opened(disk, FOLDER), told)
+            history(opened(disk, FOLDER), noted)
         disk.cut_at = None
         after = opened(disk.survivor(keep), FOLDER)
         assert after.trouble == ""
@@ -282,7 +282,7 @@ def test_power_cut_anywhere_keeps_what_was_made_and_what_was_destroyed() -> None
         asked: set[str] = set()
         dead: list[tuple[int, bytes]] = []
         ended: list[tuple[str, tuple[int, bytes]]] = []
-        for kind, what in told:
+        for kind, what in noted:
             if kind == "made":
                 alive[what[0]] = what[1]
             elif kind == "asked":

@@ -164,9 +164,9 @@ def pick(offsets: bytes, positions: I64Array) -> tuple[bytes, I64Array]:
     return picked.tobytes(), moved + np.arange(len(moved))
 
 
-def gather(heap: bytes, places: I64Array) -> bytes:
-    """Return the bytes at ``places``."""
-    return np.frombuffer(heap, np.uint8)[places].tobytes()
+def gather(heap: bytes, indices: I64Array) -> bytes:
+    """Return the bytes at ``indices``."""
+    return np.frombuffer(heap, np.uint8)[indices].tobytes()
 
 
 def join_offsets(parts: Sequence[bytes]) -> bytes:

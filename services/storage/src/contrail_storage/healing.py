@@ -80,7 +80,7 @@ class Healing:
         """Fail entries that are not durable with an unknown outcome; retry with a new segment."""
         _log.error("log_failed", error=str(error))
         self.log_failure = f"the log failed: {error}"
-        self._tell_if_full()
+        self._notify_if_full()
         for group in self._node.groups.values():
             group.handle_log_failure()
         if not self.closed:
@@ -103,9 +103,9 @@ class Healing:
         _log.info("log_recovered")
         self._take_part()
 
-    def _tell_if_full(self) -> None:
+    def _notify_if_full(self) -> None:
         if self.disk_full:
-            self._node.tell("server_out_of_space")
+            self._node.notify("server_out_of_space")
 
     def _take_part(self) -> None:
         """Let the groups lead again, once log and store work."""
@@ -121,7 +121,7 @@ class Healing:
         if self.store_failure:
             return
         self._note(error)
-        self._tell_if_full()
+        self._notify_if_full()
         _log.error("store_failed", error=str(error))
         # Before that, `all_replayed` does it: the rest of the log is applied in memory first.
         if self._replayed:

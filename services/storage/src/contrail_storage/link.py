@@ -158,15 +158,15 @@ class LocalLink:
             except ApiError as error:
                 done([at], error)
         for stream, positions in together.items():
-            told = partial(done, positions)
+            settle = partial(done, positions)
             try:
                 if len(positions) == 1:
-                    self._send(stream, [messages[positions[0]]], told)
+                    self._send(stream, [messages[positions[0]]], settle)
                 else:
                     batch = MessageBatch.of([messages[at] for at in positions])
-                    self._send(stream, batch, told)
+                    self._send(stream, batch, settle)
             except ApiError as error:
-                told(error)
+                settle(error)
 
     @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:

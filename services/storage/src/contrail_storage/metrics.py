@@ -177,14 +177,14 @@ class _NodeCollector:
             ),
         ):
             yield CounterMetricFamily(f"contrail_scrub_{name}", text, count)
-        room = self._node.compactor.counts
+        counts = self._node.compactor.counts
         for name, text, count in (
-            ("dropped", "Blocks dropped because all their messages were deleted.", room.dropped),
-            ("rewritten", "Blocks rewritten without their deleted messages.", room.rewritten),
+            ("dropped", "Blocks dropped because all their messages were deleted.", counts.dropped),
+            ("rewritten", "Blocks rewritten without their deleted messages.", counts.rewritten),
             (
                 "freed_bytes",
                 "Bytes freed by compaction, measured as uncompressed blocks.",
-                room.freed_bytes,
+                counts.freed_bytes,
             ),
         ):
             yield CounterMetricFamily(f"contrail_compact_{name}", text, count)

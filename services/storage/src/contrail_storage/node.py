@@ -36,7 +36,7 @@ from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier, NodeTimings
 from contrail_storage.replica.content_sealing import SealingLog
 from contrail_storage.replica.entries import EntryContext
-from contrail_storage.replica.loading import load_node, stored_machines, take_anew
+from contrail_storage.replica.loading import load_node, reload_shard, stored_machines
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.memory_group import MEMORY_GROUP, MemoryGroup, NotLeadingError
 from contrail_storage.replica.proposer import Proposer
@@ -113,7 +113,7 @@ class StorageNode:
             options.merge_blocks,
         )
         self.applier.on_stopped = lambda shard: self.spawn(
-            take_anew(shard, self.blocks, self._scan, self.until_written)
+            reload_shard(shard, self.blocks, self._scan, self.until_written)
         )
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
@@ -320,7 +320,7 @@ class StorageNode:
                 if self._leading.is_set():  # the first time, `_lead` reconciles
                     self.spawn(self._reconcile())
                 self._leading.set()
-                self.tell("domain_leader_elected")
+                self.notify("domain_leader_elected")
 
         return self._factory.make(
             group_id=group_id,
@@ -560,10 +560,10 @@ class StorageNode:
         self.healing.log_failed(error)
         self._write_seen.set()
 
-    def tell(self, kind: AdvisoryType) -> None:
+    def notify(self, kind: AdvisoryType) -> None:
         """Report an event of the node."""
         advisory = Advisory(type=kind, server=self.options.name)
-        self.advisories.tell([advisory], self.log_time_ns())
+        self.advisories.notify([advisory], self.log_time_ns())
 
     @property
     def failure(self) -> str:

@@ -83,7 +83,7 @@ def disk_budget_of(node: "StorageNode") -> DiskBudget:
         node.raw_store,
         lambda: node.log.stats.size_bytes,
         waiting_bytes,
-        lambda: node.tell("server_out_of_space"),
+        lambda: node.notify("server_out_of_space"),
     )
 
 

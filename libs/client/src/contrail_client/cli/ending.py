@@ -88,7 +88,7 @@ def carry_out(command: Callable[[], int | None], *, as_json: bool) -> int:
             error.show()  # type: ignore[attr-defined] # Typer's: its message is the help
             return MISUSED
         failure = failure_of(error)
-        tell(failure, as_json=as_json)
+        report(failure, as_json=as_json)
         return failure.exit_status
     return status
 
@@ -132,7 +132,7 @@ def _end_quietly(*_: object) -> NoReturn:
     raise SystemExit(FAILED)  # the client would take an OSError for a lost connection
 
 
-def tell(failure: Failure, *, as_json: bool) -> None:
+def report(failure: Failure, *, as_json: bool) -> None:
     """Print what went wrong: a line, or a JSON object on a line."""
     with contextlib.suppress(OSError):  # there is nowhere left to say it
         if as_json:

@@ -70,14 +70,14 @@ def failure(text: str) -> None:
 
 def note(text: str, *, as_json: bool = False) -> None:
     """Print a line about the progress, apart from the output."""
-    told = msgspec.json.encode({"note": text}).decode() if as_json else text
-    errors.print(told, markup=False, soft_wrap=True)
+    text = msgspec.json.encode({"note": text}).decode() if as_json else text
+    errors.print(text, markup=False, soft_wrap=True)
 
 
 def warning(text: str, *, as_json: bool = False) -> None:
     """Print a warning: the user probably wants something else."""
-    told = msgspec.json.encode({"warning": text}).decode() if as_json else f"warning: {text}"
-    errors.print(told, style="yellow", markup=False, soft_wrap=True)
+    text = msgspec.json.encode({"warning": text}).decode() if as_json else f"warning: {text}"
+    errors.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 def done(text: str, result: Mapping[str, Any], *, as_json: bool) -> None:

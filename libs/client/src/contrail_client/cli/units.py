@@ -74,8 +74,8 @@ def moment(time: str, now_ns: int) -> str:
     if match is None:
         return time
     ago_s = since_s(time, now_ns)
-    told = f"{span(ago_s)} ago" if ago_s >= 0 else f"in {span(-ago_s)}"
-    return f"{match[1]} {match[2]} UTC ({told})"
+    text = f"{span(ago_s)} ago" if ago_s >= 0 else f"in {span(-ago_s)}"
+    return f"{match[1]} {match[2]} UTC ({text})"
 
 
 def cell(value: object) -> str:

@@ -56,7 +56,7 @@ class Course:
         # The server's last cursor; "" if the stream has one shard.
         self.cursor = ""
 
-    def place(self, sub: Sub) -> Sub:
+    def resume(self, sub: Sub) -> Sub:
         """Set the start of `sub` to the current position, and return it."""
         begin = self._begin
         last_seq = self._last_seqs.get(None, 0)

@@ -86,7 +86,7 @@ class Outbox(Generic[T]):
         """Whether a message has been sent and not answered."""
         return any(each.sent for each in self._all.values())
 
-    def has_room(self, size: int) -> bool:
+    def has_capacity(self, size: int) -> bool:
         """Whether another message of `size` bytes may be added; an empty outbox takes any."""
         if not self._all:
             return True

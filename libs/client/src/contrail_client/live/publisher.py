@@ -38,7 +38,7 @@ FAILURES_KEPT: Final = 100
 """Unseen failures that are kept with their errors. Further ones are only counted."""
 
 # A payload may have this many bytes; the rest of a frame is for subject, headers and envelope.
-_FRAME_ROOM: Final = FRAME_BYTES_MAX - (256 << 10)
+_FRAME_CAPACITY: Final = FRAME_BYTES_MAX - (256 << 10)
 # Random bytes in generated ids, so that no two publishers generate the same one.
 _PREFIX_BYTES: Final = 12
 
@@ -54,7 +54,7 @@ def outgoing_message(
     """A message with its payload as bytes; raises ValueError if it does not fit in a frame."""
     data = payload.encode() if isinstance(payload, str) else payload
     message = Message(subject, data, headers, msg_id, expected, ttl)
-    if len(message.payload) > _FRAME_ROOM:
+    if len(message.payload) > _FRAME_CAPACITY:
         raise ValueError(f"a message of {len(message.payload)} bytes is too large for a frame")
     return message
 
@@ -180,8 +180,8 @@ class AsyncPublisher:
         size = message_bytes(message)
         self._attach()
         # A small message must not overtake those that wait, even if it would fit.
-        if self._waiting or not self._outbox.has_room(size):
-            await self._wait_for_room(size)
+        if self._waiting or not self._outbox.has_capacity(size):
+            await self._wait_for_capacity(size)
         key = self._connection.new_id()
         if message.msg_id is None and self._id_prefix is not None:
             message = replace(message, msg_id=f"{self._id_prefix}{key}")
@@ -286,12 +286,12 @@ class AsyncPublisher:
             self._attached = True
             self._connection.attach(self._sid, self)
 
-    async def _wait_for_room(self, size: int) -> None:
+    async def _wait_for_capacity(self, size: int) -> None:
         """Wait until `size` bytes fit; callers are served in the order in which they came."""
         turn = asyncio.Event()
         self._waiting.append(turn)
         try:
-            while self._waiting[0] is not turn or not self._outbox.has_room(size):
+            while self._waiting[0] is not turn or not self._outbox.has_capacity(size):
                 turn.clear()
                 await turn.wait()
                 if self._end is not None:

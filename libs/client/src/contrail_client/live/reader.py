@@ -84,7 +84,7 @@ class AsyncOrderedReader(Feed[Delivered]):
             cols=self._cols,
             credit=self._credit(),
         )
-        self._request(self._course.place(sub))
+        self._request(self._course.resume(sub))
 
     def _refused(self, error: ContrailError) -> None:
         if self._cols and isinstance(error, ApiProblem) and error.name == _INVALID_FIELD:

@@ -199,7 +199,7 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
         for each in group:
             if error is None:
                 self._drop_unread(each.seq)
-            _tell(each.about, error)
+            _notify(each.about, error)
 
     def _drop_unread(self, seq: int) -> None:
         """Drop an unread copy of a message that is acknowledged.
@@ -219,11 +219,11 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
             waiting += [each.about for each in group if each.about is not None]
         self._awaited.clear()
         for waiter in waiting:
-            _tell(waiter, error)
+            _notify(waiter, error)
         self._settled.set()
 
 
-def _tell(waiter: Waiter | None, error: ContrailError | None) -> None:
+def _notify(waiter: Waiter | None, error: ContrailError | None) -> None:
     if waiter is None or waiter.done():
         return
     if error is None:

@@ -151,10 +151,10 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
 
     def select(self, positions: I64Array) -> "MessageColumns":
         """Return the columns of the messages at ``positions``."""
-        offsets, places = pick(self.offsets, positions)
+        offsets, spans = pick(self.offsets, positions)
         headers = None if self.headers is None else self.headers.select(positions)
         seals = None if self.seals is None else self.seals.select(positions)
-        return MessageColumns(len(positions), offsets, gather(self.payload, places), headers, seals)
+        return MessageColumns(len(positions), offsets, gather(self.payload, spans), headers, seals)
 
     def content(self, position: int) -> tuple[Headers | None, bytes]:
         """Return headers and payload of the message at ``position``.
@@ -175,10 +175,10 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
             return self
         each = [None] * self.count if self.headers is None else self.headers.each()
         # A cell has the headers too, because subject keys must protect these as well.
-        places = pairwise(as_u32(self.offsets).tolist())
+        spans = pairwise(as_u32(self.offsets).tolist())
         cells = [
             plain_cell(headers, self.payload[start:end])
-            for headers, (start, end) in zip(each, places, strict=True)
+            for headers, (start, end) in zip(each, spans, strict=True)
         ]
         joined = columns_of(cells, None)
         joined.seals = Seals.of([NOT_SEALED] * self.count, self.sizes())

@@ -215,8 +215,8 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
     def select(self, positions: I64Array) -> "UniformHeaders":
         """Return the headers of the messages at ``positions``."""
         names = self.names.count
-        places = (positions[:, None] * names + np.arange(names)).ravel()
-        return UniformHeaders(self.names, self.values.select(places))
+        indices = (positions[:, None] * names + np.arange(names)).ravel()
+        return UniformHeaders(self.names, self.values.select(indices))
 
     def nested(self) -> HeaderColumns:
         """Return the same headers in the general form."""

@@ -15,7 +15,7 @@ READING_METHODS = frozenset({"GET", "HEAD"})
 _RETRY_AFTER_S = 1
 FIELD_ERRORS_MAX = 100
 """Maximum number of invalid fields that a problem names."""
-REFUSALS_TOLD_MAX = 1_000
+REFUSALS_SHOWN_MAX = 1_000
 """Refused messages of one batch whose problems have details; further ones only name the error."""
 _POINTER_CHARS_MAX = 256
 _TEXT_CHARS_MAX = 1024
@@ -105,18 +105,18 @@ class BatchResult(msgspec.Struct, gc=False):
 
 
 class Problems:
-    """The problems of one batch. Those after ``REFUSALS_TOLD_MAX`` only name the error."""
+    """The problems of one batch. Those after ``REFUSALS_SHOWN_MAX`` only name the error."""
 
     def __init__(self) -> None:
         # Number of refusals so far.
-        self._told = 0
+        self._shown = 0
         # Shared problems without details, by code and `applied`.
         self._kinds: dict[tuple[int, bool | None], Problem] = {}
 
     def of(self, refused: ApiError | PubResult) -> Problem:
         """Return the problem of the next refused message. Problems without details are shared."""
-        self._told += 1
-        if self._told <= REFUSALS_TOLD_MAX:
+        self._shown += 1
+        if self._shown <= REFUSALS_SHOWN_MAX:
             return _problem_of(refused)
         if isinstance(refused, ApiError):
             kind = refused.spec.code, refused.applied

@@ -16,7 +16,7 @@ VALUES_MAX: Final = 4096
 
 Each value may cause an error, and reporting it takes a hundred times as long as reading the value.
 """
-_LOOKED_THROUGH_BYTES: Final = 1 << 20
+_UNSLICED_BYTES: Final = 1 << 20
 """A body of the wrong shape is read again up to this size, to find out if it is JSON at all."""
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -83,7 +83,7 @@ def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        if len(body) <= _LOOKED_THROUGH_BYTES:
+        if len(body) <= _UNSLICED_BYTES:
             decode_untyped(body)  # raises MALFORMED_BODY if the rest is not JSON
         raise mistyped(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -186,10 +186,10 @@ class Channel:
                 await self._serve(await self._connect(host, port))
                 backoff_s = limits.backoff_min_s
             except (OSError, TimeoutError, HandshakeError) as error:
-                told = f"{host}:{port}: {str(error) or 'no answer in time'}"
-                if told != self.why:
-                    _log.warning("link_down", reason=told)
-                self.why = told
+                reason = f"{host}:{port}: {str(error) or 'no answer in time'}"
+                if reason != self.why:
+                    _log.warning("link_down", reason=reason)
+                self.why = reason
                 self._at += 1
             # Keep clients that lost the same server from coming back all at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))

@@ -89,11 +89,11 @@ class RemoteLink:
     ) -> None:
         """Store each message where its subject goes; storage joins what came together."""
         for at, message in enumerate(messages):
-            told = partial(done, [at])
+            settle = partial(done, [at])
             try:
-                self.publish_then("", [message], told)
+                self.publish_then("", [message], settle)
             except ApiError as error:
-                told(error)
+                settle(error)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

@@ -87,13 +87,13 @@ def _receipt(status: Literal["pending", "done"]) -> dict[str, BodyDoc]:
     return {"application/json": BodyDoc(shape=ErasureJson, example=example)}
 
 
-_PLACE: Final = HeaderDoc(
+_LOCATION: Final = HeaderDoc(
     name="Location", description="Path of the receipt.", example=f"/v1/erasures/{_ID}"
 )
 _ANSWERS: Final = {
     200: AnswerDoc(description="The erasure is complete.", content=_receipt("done")),
     202: AnswerDoc(
-        description="The erasure is pending.", headers=(_PLACE,), content=_receipt("pending")
+        description="The erasure is pending.", headers=(_LOCATION,), content=_receipt("pending")
     ),
 }
 ERASE: Final = Operation(
@@ -182,5 +182,5 @@ def _response(receipt: ErasureReceipt) -> Response:
     )
     if receipt.status == "done":
         return json_response(200, shown)
-    place: Header = (b"location", f"/v1/erasures/{receipt.erasure_id}".encode())
-    return json_response(202, shown, [place])
+    location: Header = (b"location", f"/v1/erasures/{receipt.erasure_id}".encode())
+    return json_response(202, shown, [location])

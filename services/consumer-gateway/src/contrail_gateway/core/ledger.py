@@ -11,34 +11,34 @@ _SHOWN_MAX: Final = 5
 _SEQ_BITS: Final = 64
 
 
-def place(shard: int, seq: int) -> int:
+def shard_seq(shard: int, seq: int) -> int:
     """Combine a shard and a sequence into one number, as ledgers use it.
 
-    In shard 0, and in a stream with one shard, the place is the sequence itself.
+    In shard 0, and in a stream with one shard, it is the sequence itself.
     """
     return shard << _SEQ_BITS | seq
 
 
-def shard_of_place(at: int) -> int:
-    """Return the shard of a place."""
+def shard_in(at: int) -> int:
+    """Return the shard of a shard sequence."""
     return at >> _SEQ_BITS
 
 
-def seq_of_place(at: int) -> int:
-    """Return the sequence of a place."""
+def seq_in(at: int) -> int:
+    """Return the sequence in its shard."""
     return at & ((1 << _SEQ_BITS) - 1)
 
 
 def up_to(at: int) -> range:
-    """Return all places of the same shard up to and including ``at``."""
-    return range(place(shard_of_place(at), 0), at + 1)
+    """Return all shard sequences of the same shard up to and including ``at``."""
+    return range(shard_seq(shard_in(at), 0), at + 1)
 
 
-def newest_of_shards(places: Iterable[int]) -> list[int]:
-    """Return the highest place of each shard."""
+def newest_of_shards(shard_seqs: Iterable[int]) -> list[int]:
+    """Return the highest shard sequence of each shard."""
     newest: dict[int, int] = {}
-    for at in places:
-        shard = shard_of_place(at)
+    for at in shard_seqs:
+        shard = shard_in(at)
         newest[shard] = max(at, newest.get(shard, 0))
     return list(newest.values())
 
@@ -46,7 +46,7 @@ def newest_of_shards(places: Iterable[int]) -> list[int]:
 class Ledger:
     """The sequences that were sent and are not settled, without duplicates, oldest first.
 
-    If the stream has several shards, the entries are places as made by :func:`place`.
+    If the stream has several shards, the entries are shard sequences made by :func:`shard_seq`.
     """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
@@ -107,8 +107,8 @@ class Ledger:
 
 
 def _shown(at: int) -> str:
-    shard = shard_of_place(at)
-    return f"{seq_of_place(at)} of shard {shard}" if shard else str(at)
+    shard = shard_in(at)
+    return f"{seq_in(at)} of shard {shard}" if shard else str(at)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

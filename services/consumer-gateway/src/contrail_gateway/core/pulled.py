@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from contrail_common.columns.blocks import message_size
 from contrail_common.columns.delivery_columns import DeliveryColumns
-from contrail_gateway.core.ledger import place
+from contrail_gateway.core.ledger import shard_seq
 from contrail_link.contract.consume import Delivery
 
 
@@ -40,8 +40,8 @@ class Listed:
 
     @property
     def seqs(self) -> list[int]:
-        """The stream sequences, as places of their shards."""
-        return [_place(delivery) for delivery in self.deliveries]
+        """The stream sequences with their shards."""
+        return [_shard_seq(delivery) for delivery in self.deliveries]
 
     def begin_within(self, limit: int, most: int) -> tuple[int, int]:
         """Return how many of the first ``most`` begin before ``limit`` bytes, and their size.
@@ -60,15 +60,15 @@ class Listed:
         return Listed(self.deliveries[start:stop])
 
     def without(self, seqs: Container[int]) -> "Listed":
-        """Return the deliveries whose places are not in ``seqs``."""
-        return Listed([one for one in self.deliveries if _place(one) not in seqs])
+        """Return the deliveries whose shard sequences are not in ``seqs``."""
+        return Listed([one for one in self.deliveries if _shard_seq(one) not in seqs])
 
 
 Pulled = Listed | DeliveryColumns
 
 
-def _place(delivery: Delivery) -> int:
-    return place(delivery.message.shard or 0, delivery.message.seq)
+def _shard_seq(delivery: Delivery) -> int:
+    return shard_seq(delivery.message.shard or 0, delivery.message.seq)
 
 
 def _size(delivery: Delivery) -> int:

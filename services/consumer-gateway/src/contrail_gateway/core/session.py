@@ -25,7 +25,7 @@ from contrail_gateway.core.frames import (
     Sub,
     Term,
 )
-from contrail_gateway.core.ledger import place, seq_of_place, shard_of_place
+from contrail_gateway.core.ledger import seq_in, shard_in, shard_seq
 from contrail_gateway.core.subscription import Subscription
 from contrail_link.contract.consume import AckItem
 
@@ -75,8 +75,8 @@ class Settlement:
         """
         return [
             AckItem(
-                *addresses[shard_of_place(at)],
-                seq_of_place(at),
+                *addresses[shard_in(at)],
+                seq_in(at),
                 self.kind,
                 self.delay_ns,
                 self.reason,
@@ -188,7 +188,7 @@ class Session:
         Raises BATCH_TOO_LARGE, INVALID_FIELD, and NOT_SENT_HERE if the socket holds none of them.
         """
         found = self.find(frame.sid)
-        seqs, ranges = _places(found, frame)
+        seqs, ranges = _shard_seqs(found, frame)
         if len(seqs) + len(ranges) + len(frame.tokens) > SETTLED_MAX:
             limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
             raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
@@ -242,8 +242,8 @@ class Session:
         )
 
 
-def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the sequences and ranges of a frame as places of the ledger."""
+def _shard_seqs(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the sequences and ranges of a frame as shard sequences of the ledger."""
     for name, given in (("seqs", frame.seqs), ("ranges", frame.ranges)):
         if given and isinstance(given, dict) != bool(sub.last_of_shards):
             form = (
@@ -255,9 +255,9 @@ def _places(sub: Subscription, frame: Settling) -> tuple[list[int], list[tuple[i
     seqs = frame.seqs if isinstance(frame.seqs, dict) else {0: frame.seqs}
     ranges = frame.ranges if isinstance(frame.ranges, dict) else {0: frame.ranges}
     return (
-        [place(shard, seq) for shard, of_shard in seqs.items() for seq in of_shard],
+        [shard_seq(shard, seq) for shard, of_shard in seqs.items() for seq in of_shard],
         [
-            (place(shard, first), place(shard, last))
+            (shard_seq(shard, first), shard_seq(shard, last))
             for shard, of_shard in ranges.items()
             for first, last in of_shard
         ],

@@ -11,7 +11,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.steps import Steps
 from contrail_gateway.core.frames import FrameId, Ok
-from contrail_gateway.core.ledger import place
+from contrail_gateway.core.ledger import shard_seq
 from contrail_gateway.core.session import Settlement
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.sockets.feed_host import Host
@@ -115,11 +115,11 @@ class FeedAcks:
                 # The task must live on: without it, later acknowledgements would wait for ever.
                 _log.exception("acknowledge_failed")
                 results = ApiError(errors.INTERNAL)
-            self._tell(waiting, results)
+            self._notify(waiting, results)
             self._settled.set()
         self._acking = None
 
-    def _tell(
+    def _notify(
         self, waiting: list[_UnansweredAcks], results: Sequence[AckResult] | ApiError
     ) -> None:
         at = 0
@@ -136,7 +136,7 @@ class FeedAcks:
         # Storage names shards by id, the ledger by their number in the stream.
         shards = {address[0]: shard for shard, address in self.addresses.items()}
         done = [
-            place(shards.get(item.shard_id, 0), item.seq)
+            shard_seq(shards.get(item.shard_id, 0), item.seq)
             for item, result in zip(waiting.items, results, strict=True)
             if not result.code and item.kind != "in_progress"
         ]

@@ -207,7 +207,7 @@ class Feed:
         # `gap` would tell the client.
         if self._frame.opt_start_seq or self._frame.opt_start_cursor:
             try:
-                await self._tell_of_loss(INT64_MAX)
+                await self._report_loss(INT64_MAX)
             except ApiError as error:
                 await self._recover(error)
         while not sub.leaving:
@@ -261,12 +261,12 @@ class Feed:
         """Repair the subscription after a failed call, or raise _GoneError."""
         while True:
             try:
-                await self._mend(error)
+                await self._retry_after(error)
                 return
             except ApiError as another:
                 error = another
 
-    async def _mend(self, error: ApiError) -> None:
+    async def _retry_after(self, error: ApiError) -> None:
         sub, spec = self.sub, error.spec
         if spec is errors.PULL_TOO_SMALL:
             # The next message alone exceeds the limit of a batch. It has credit, so ask for it.
@@ -325,13 +325,13 @@ class Feed:
             # An empty pull proves that nothing is left up to the end that was seen before it began,
             # but nothing about later messages.
             sub.passed(self._covered_seq)
-            self._covered_seq = await self._tell_of_loss(INT64_MAX)
+            self._covered_seq = await self._report_loss(INT64_MAX)
             return False
         if not sub.in_order(pulled):
             await self._resume()
             return False
         if sub.leaves_a_hole(pulled):
-            await self._tell_of_loss(pulled.first_seq)
+            await self._report_loss(pulled.first_seq)
         sub.advance(pulled)
         return True
 
@@ -339,7 +339,7 @@ class Feed:
         deliveries = pulled.deliveries if isinstance(pulled, Listed) else []
         if not deliveries:
             order.passed()
-            await self._tell_of_loss(INT64_MAX)
+            await self._report_loss(INT64_MAX)
             order.cover()
             return False
         if not order.in_order(deliveries):
@@ -347,11 +347,11 @@ class Feed:
             return False
         if order.leaves_a_hole(deliveries):
             order.stop_before(deliveries)
-            await self._tell_of_loss(INT64_MAX)
+            await self._report_loss(INT64_MAX)
         order.advance(deliveries)
         return True
 
-    async def _tell_of_loss(self, before_seq: int) -> int:
+    async def _report_loss(self, before_seq: int) -> int:
         """Send a ``gap`` frame if unsent messages have left the stream.
 
         Returns the last sequence of the stream.

@@ -382,7 +382,7 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True, omit_defaults=True)
     incarnation: str = ""
 
 
-class KeepInterest(msgspec.Struct, tag=16, array_like=True):
+class EnforceInterest(msgspec.Struct, tag=16, array_like=True):
     """Remove messages that no consumer needs, within the range that was noted for that.
 
     Checks at most ``messages_max`` messages in this entry.
@@ -406,7 +406,7 @@ class AcceptLoss(msgspec.Struct, tag=63, array_like=True):
     ranges: list[tuple[int, int]]
 
 
-class PlaceStream(msgspec.Struct, tag=64, array_like=True):
+class AssignShards(msgspec.Struct, tag=64, array_like=True):
     """Meta: set a stream to ``shards`` shard ids from ``shard_id`` on, replacing what was known."""
 
     name: str
@@ -460,7 +460,7 @@ StreamCommand = (
     | DropConsumer
     | ConsumerChange
     | EnforceLimits
-    | KeepInterest
+    | EnforceInterest
     | RestorePart
     | FinishRestore
     | AcceptLoss
@@ -473,7 +473,7 @@ MetaCommand = (
     | ReleaseStream
     | RecordErasure
     | FinishErasures
-    | PlaceStream
+    | AssignShards
     | SkipNumbers
 )
 Command = StreamCommand | MetaCommand

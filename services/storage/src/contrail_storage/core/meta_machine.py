@@ -79,7 +79,7 @@ class MetaMachine:
                 return self._release(command.name, writes, command.incarnation)
             case cmd.RecordErasure() | cmd.FinishErasures():
                 return self.erasures.apply(command, writes)
-            case cmd.PlaceStream() | cmd.SkipNumbers():
+            case cmd.AssignShards() | cmd.SkipNumbers():
                 return self._make_up(command, writes)
             case _:
                 return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
@@ -165,7 +165,7 @@ class MetaMachine:
             writes.advisories.append(_action(command.name, "create"))
         return Done(changed=listed != entry)
 
-    def _make_up(self, command: cmd.PlaceStream | cmd.SkipNumbers, writes: Writes) -> Result:
+    def _make_up(self, command: cmd.AssignShards | cmd.SkipNumbers, writes: Writes) -> Result:
         """Restore the entry of a stream, or skip shard ids, after damage lost commands."""
         if isinstance(command, cmd.SkipNumbers):
             self._take_numbers(command.count, in_memory=False, writes=writes)

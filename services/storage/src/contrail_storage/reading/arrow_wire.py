@@ -109,10 +109,10 @@ def _read(message: memoryview) -> _Parts:
     _, size = _PREFIX.unpack_from(message)
     metadata = message[_PREFIX.size : _PREFIX.size + size]
     root = _target(metadata, 0)
-    batch = _target(metadata, _place(metadata, root, _MESSAGE_HEADER))
+    batch = _target(metadata, _position(metadata, root, _MESSAGE_HEADER))
     return _Parts(
-        _pairs(metadata, _place(metadata, batch, _BATCH_NODES)),
-        _pairs(metadata, _place(metadata, batch, _BATCH_BUFFERS)),
+        _pairs(metadata, _position(metadata, batch, _BATCH_NODES)),
+        _pairs(metadata, _position(metadata, batch, _BATCH_BUFFERS)),
         message[_PREFIX.size + size :],
     )
 
@@ -123,11 +123,11 @@ def _target(metadata: memoryview, at: int) -> int:
     return target
 
 
-def _place(metadata: memoryview, table: int, field: int) -> int:
+def _position(metadata: memoryview, table: int, field: int) -> int:
     """Return the place of a field of the table at ``table``; every writer sets these fields."""
-    places = table - _I32.unpack_from(metadata, table)[0]
-    place: int = table + _U16.unpack_from(metadata, places + 4 + 2 * field)[0]
-    return place
+    vtable = table - _I32.unpack_from(metadata, table)[0]
+    position: int = table + _U16.unpack_from(metadata, vtable + 4 + 2 * field)[0]
+    return position
 
 
 def _pairs(metadata: memoryview, at: int) -> bytes:

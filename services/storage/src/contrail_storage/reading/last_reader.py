@@ -85,10 +85,10 @@ class LastReader:
         search = await self._begin(shard, request)
         page: list[StoredMessage] = []
         size = 0
-        for looked in range(self._bounds.blocks):
+        for checked in range(self._bounds.blocks):
             if not search.aim(shard, found):
                 return _in_order(page), None
-            if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
+            if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
             block = await self._reader.block_below(shard, search.seq)
             if not shard.machine.exists:

@@ -174,8 +174,8 @@ class Replayer:
         for view, last_time_ns in zip(views, unit.last_times_ns, strict=True):
             if int(view.times_ns[-1]) != last_time_ns:
                 raise BlockMissingError(f"block {view.base_seq} was replaced")
-        for place, first_seq, count in unit.wanted:
-            view = views[place]
+        for view_at, first_seq, count in unit.wanted:
+            view = views[view_at]
             if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
                 raise BlockMissingError(f"block {view.base_seq} was replaced")
         return self._encoded(unit, views, encoder)
@@ -198,9 +198,9 @@ class Replayer:
     def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
         """Encode a unit. Runs in a thread."""
         runs = []
-        for place, first_seq, count in unit.wanted:
-            low = first_seq - views[place].base_seq
-            runs.append(Run(views[place], low, low + count))
+        for view_at, first_seq, count in unit.wanted:
+            low = first_seq - views[view_at].base_seq
+            runs.append(Run(views[view_at], low, low + count))
         try:
             selection = unseal(self._reader.opener, select(runs, unit.live, unit.lookup))
         except ContentBrokenError as error:
@@ -331,12 +331,12 @@ class _Scan:
         wanted: list[tuple[int, int, int]] = []
         live: list[NDArray[np.bool_] | None] = []
         low, stop_seq, whole = seq, self._high + 1, not deleted.total
-        for place, (base_seq, count) in enumerate(extents):
+        for view_at, (base_seq, count) in enumerate(extents):
             end = base_seq + count
             start = max(low, base_seq, first_seq)
             within = min(end, stop_seq) - start
             if within > 0:
-                wanted.append((place, start, within))
+                wanted.append((view_at, start, within))
                 live.append(None if whole else deleted.live_mask(start, within))
             # If blocks were merged meanwhile, the first one has the messages of the others too.
             low = max(low, end)

@@ -562,7 +562,7 @@ class _Repair:
                 continue  # its name was released, so only the end of its removal is missing
             config = record.config
             commands.append(
-                cmd.PlaceStream(
+                cmd.AssignShards(
                     config.name, config.subjects, record.incarnation, shard_id, config.shards
                 )
             )

@@ -61,7 +61,7 @@ class AdvisoryHub:
 
     # Telling -------------------------------------------------------------------------------------
 
-    def tell(self, advisories: list[Advisory], time_ns: int, stream: str = "") -> None:
+    def notify(self, advisories: list[Advisory], time_ns: int, stream: str = "") -> None:
         """Keep what happened at ``time_ns``; ``stream`` is for advisories that name none."""
         # Nobody reads them: no memory, and no work for each advisory.
         if not self.listening:

@@ -210,7 +210,7 @@ class Applier:
         return results
 
     def _notify(self, writes: Writes, time_ns: int, stream: str = "") -> None:
-        self._advisories.tell(writes.advisories, time_ns, stream)
+        self._advisories.notify(writes.advisories, time_ns, stream)
         writes.advisories.clear()
 
     def _apply_to(

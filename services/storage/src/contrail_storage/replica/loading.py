@@ -75,7 +75,7 @@ def load_shard(scan: Scan, shard_id: int, blocks: BlockStore) -> Shard:
     return shard
 
 
-async def take_anew(
+async def reload_shard(
     shard: Shard, blocks: BlockStore, scan: Scan, until_written: Callable[[], Awaitable[None]]
 ) -> None:
     """Reload a stopped shard from the store, because its state may be partly changed.

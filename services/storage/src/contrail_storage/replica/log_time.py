@@ -124,7 +124,7 @@ def _boot_id() -> str:
 
 
 _TIME_ERROR: Final = 5
-_APART_MAX_S: Final = 2
+_DIFFERENCE_MAX_S: Final = 2
 
 
 class _Timeval(ctypes.Structure):
@@ -162,4 +162,4 @@ def is_synchronized(wall_ns: int) -> bool:
     if adjtimex(ctypes.byref(asked)) in (-1, _TIME_ERROR):
         return False
     seconds: int = asked.time.seconds
-    return abs(seconds - wall_ns // NS_PER_S) <= _APART_MAX_S
+    return abs(seconds - wall_ns // NS_PER_S) <= _DIFFERENCE_MAX_S

@@ -209,7 +209,7 @@ class StoreWriter:
             try:
                 # In one batch where possible: a flush between batches is consistent too, because
                 # each has its applied index.
-                for part in _apart(jobs):
+                for part in _groups(jobs):
                     self._write(self._operations(part))
             except Exception as error:
                 self._fail(error)
@@ -333,7 +333,7 @@ def _block_deletes(gone: GoneBlock) -> list[Row]:
     ]
 
 
-def _apart(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+def _groups(jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
     """Split ``jobs`` into batches: a page lists what the jobs before it have written."""
     begun = 0
     for at, job in enumerate(jobs):

@@ -23,16 +23,16 @@ class SealBrokenError(Exception):
 
 
 class Sealer(Protocol):
-    """Seals bytes and binds them to the place where they are stored. Thread-safe."""
+    """Seals bytes and binds them to the position where they are stored. Thread-safe."""
 
-    def seal(self, plain: bytes | memoryview, place: bytes) -> bytes:
-        """Return ``plain`` sealed, so that it can be opened only with the same ``place``.
+    def seal(self, plain: bytes | memoryview, context: bytes) -> bytes:
+        """Return ``plain`` sealed, so that it can be opened only with the same ``context``.
 
         Raises OSError if a new data key is needed and cannot be written.
         """
         ...
 
-    def open(self, sealed: bytes | memoryview, place: bytes) -> bytes:
+    def open(self, sealed: bytes | memoryview, context: bytes) -> bytes:
         """Return the plain bytes. Raises SealBrokenError."""
         ...
 

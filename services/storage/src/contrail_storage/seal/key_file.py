@@ -61,7 +61,7 @@ _SLOT_TYPE: Final = np.dtype(
 )
 _NEVER_USED: Final = bytes(SLOT_BYTES)
 _SCAN_SLOTS: Final = 32_768
-_MARK_PLACE: Final = b"subject-keys"
+_MARK_CONTEXT: Final = b"subject-keys"
 
 
 class SubjectKeysDamagedError(Exception):
@@ -122,7 +122,7 @@ class KeyFile:
         temporary = path.with_name(path.name + ".new")
         with suppress(FileNotFoundError):
             files.unlink(temporary)
-        field = mark_key if sealer is None else sealer.seal(mark_key, _MARK_PLACE)
+        field = mark_key if sealer is None else sealer.seal(mark_key, _MARK_CONTEXT)
         header = _HEADER.pack(_MAGIC, _VERSION, field)
         handle = files.create(temporary)
         try:
@@ -150,7 +150,7 @@ class KeyFile:
             raise SubjectKeysDamagedError(f"the header of {SUBJECT_KEYS_NAME} is damaged")
         if version != _VERSION:
             raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} has version {version}")
-        return self._opened(field, _MARK_PLACE)
+        return self._opened(field, _MARK_CONTEXT)
 
     def scan(self) -> Iterator[SlotColumns]:
         """Yield all slots in order as columns, without keys; at most 32,768 slots at a time."""
@@ -175,10 +175,10 @@ class KeyFile:
 
     def slot(self, number: int) -> Slot:
         """Read a slot and open its key. Raises SubjectKeysDamagedError if the key does not open."""
-        slot = _decoded(self._handle.read(_place_of(number), SLOT_BYTES))
+        slot = _decoded(self._handle.read(_position_of(number), SLOT_BYTES))
         if slot.state != LIVE:
             return slot._replace(key=b"")
-        return slot._replace(key=self._opened(slot.key, _key_place(number, slot.generation)))
+        return slot._replace(key=self._opened(slot.key, _key_context(number, slot.generation)))
 
     def write(self, slots: Sequence[tuple[int, Slot]]) -> None:
         """Overwrite slots, given by ascending numbers. ``sync`` makes the change durable."""
@@ -187,7 +187,7 @@ class KeyFile:
         for at, (number, slot) in enumerate(slots):
             run.append(self._encoded(number, slot))
             if at + 1 == len(slots) or slots[at + 1][0] != number + 1:
-                self._handle.write(_place_of(number - len(run) + 1), b"".join(run))
+                self._handle.write(_position_of(number - len(run) + 1), b"".join(run))
                 run = []
 
     def write_journal(self, doomed: Sequence[Doomed]) -> None:
@@ -220,15 +220,15 @@ class KeyFile:
         if key and self._sealer is not None:
             # Bound to slot and generation, so that an old copy of a slot cannot be put in its
             # place.
-            key = self._sealer.seal(key, _key_place(number, slot.generation))
+            key = self._sealer.seal(key, _key_context(number, slot.generation))
         data = _SLOT.pack(*slot[:5], key)
         return data + _CRC.pack(crc32c(data))
 
-    def _opened(self, field: bytes, place: bytes) -> bytes:
+    def _opened(self, field: bytes, context: bytes) -> bytes:
         if self._sealer is None:
             return field[:KEY_BYTES]
         try:
-            return self._sealer.open(field[: KEY_BYTES + SEAL_BYTES], place)
+            return self._sealer.open(field[: KEY_BYTES + SEAL_BYTES], context)
         except SealBrokenError as error:
             raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME}: {error}") from error
 
@@ -244,9 +244,9 @@ def _decoded(data: bytes) -> Slot:
     return Slot(*_SLOT.unpack_from(data))
 
 
-def _place_of(number: int) -> int:
+def _position_of(number: int) -> int:
     return _SLOTS_AT + number * SLOT_BYTES
 
 
-def _key_place(number: int, generation: int) -> bytes:
+def _key_context(number: int, generation: int) -> bytes:
     return b"subject-key" + struct.pack("<II", number, generation)

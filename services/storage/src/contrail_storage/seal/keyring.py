@@ -114,22 +114,22 @@ class Keyring:
             "opens it"
         )
 
-    def seal(self, plain: bytes | memoryview, place: bytes) -> bytes:
+    def seal(self, plain: bytes | memoryview, context: bytes) -> bytes:
         """See `Sealer.seal`."""
         current = self._current or self._succeed(None)
         # Several threads may draw numbers past the maximum. None of these is used.
         while (number := next(current.numbers)) >= self._seals_max:
             current = self._succeed(current)
         head = frame_head(current.id, number)
-        return head + current.cipher.encrypt(head, plain, place)
+        return head + current.cipher.encrypt(head, plain, context)
 
-    def open(self, sealed: bytes | memoryview, place: bytes) -> bytes:
+    def open(self, sealed: bytes | memoryview, context: bytes) -> bytes:
         """See `Sealer.open`."""
         key_id = key_of(sealed)
         cipher = self._ciphers.get(key_id) or self._cipher(key_id)
         view = memoryview(sealed)
         try:
-            return cipher.decrypt(view[:HEAD_BYTES], view[HEAD_BYTES:], place)
+            return cipher.decrypt(view[:HEAD_BYTES], view[HEAD_BYTES:], context)
         except InvalidTag:
             raise SealBrokenError("encrypted bytes were modified or moved") from None
 

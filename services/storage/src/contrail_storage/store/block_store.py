@@ -123,10 +123,10 @@ class Directory:
 
     def last_times_ns(self, base_seqs: Iterable[int]) -> list[int]:
         """The last time of each block that begins at one of ``base_seqs``; -1 without a block."""
-        places = [(base, bisect_left(self._bases, base, self._start)) for base in base_seqs]
+        positions = [(base, bisect_left(self._bases, base, self._start)) for base in base_seqs]
         return [
             self._times[at] if at < len(self._bases) and self._bases[at] == base else -1
-            for base, at in places
+            for base, at in positions
         ]
 
     def position(self, seq: int) -> int:

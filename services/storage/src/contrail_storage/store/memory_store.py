@@ -77,7 +77,7 @@ class MemoryStore:
         if table is None:
             table = self._tables[key[:_TABLE]] = _Table()
         old = table.values.get(key)
-        self._note(key, old, goes=False)
+        self._note(key, old, deleted=False)
         self._bytes += len(value) + (ROW_OVERHEAD if old is None else -len(old))
         table.put(key, value)
 
@@ -86,7 +86,7 @@ class MemoryStore:
         old = table.values.get(key) if table is not None else None
         if table is None or old is None:
             return
-        self._note(key, old, goes=True)
+        self._note(key, old, deleted=True)
         self._bytes -= len(old) + ROW_OVERHEAD
         table.delete(key)
         if not table.keys:
@@ -99,15 +99,15 @@ class MemoryStore:
         low, high = table.between(start, stop)
         for key in table.keys[low:high]:
             old = table.values.pop(key)
-            self._note(key, old, goes=True)
+            self._note(key, old, deleted=True)
             self._bytes -= len(old) + ROW_OVERHEAD
         del table.keys[low:high]
         if not table.keys:
             del self._tables[start[:_TABLE]]
 
-    def _note(self, key: bytes, old: bytes | None, *, goes: bool) -> None:
+    def _note(self, key: bytes, old: bytes | None, *, deleted: bool) -> None:
         for view in tuple(self._views):
-            view.note(key, old, goes=goes)
+            view.note(key, old, deleted=deleted)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value under `key`, or None."""
@@ -175,14 +175,14 @@ class MemoryView:
         self._keys: list[bytes] = []
         self._old: dict[bytes, bytes | None] = {}
 
-    def note(self, key: bytes, old: bytes | None, *, goes: bool) -> None:
-        """Note that a row changes, or ``goes``; ``old`` is its value until now (None: no row)."""
+    def note(self, key: bytes, old: bytes | None, *, deleted: bool) -> None:
+        """Note that a row changes, or is ``deleted``; ``old`` is its value (None: no row)."""
         # Only the first change counts: the view shows the value before it.
         if key not in self._old:
             self._old[key] = old
             insort(self._keys, key)
             self.size_bytes += ROW_OVERHEAD + len(old or b"")
-        elif goes and self._old[key] is None:
+        elif deleted and self._old[key] is None:
             # The row was added and removed while the view is open: the view never shows it.
             del self._old[key]
             del self._keys[bisect_left(self._keys, key)]

@@ -125,7 +125,7 @@ class Removals:
             await self._recheck_slice(shard)
 
     async def _recheck_slice(self, shard: Shard) -> None:
-        command = cmd.KeepInterest(_SLICE_MESSAGES)
+        command = cmd.EnforceInterest(_SLICE_MESSAGES)
         expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
 
     async def enforce_limits(self, shard: Shard) -> None:

@@ -189,13 +189,13 @@ class _Restore:
             raise ApiError(errors.BAD_REQUEST, "the piece is out of order", applied=False)
         self._offset += len(piece)
         try:
-            records = await asyncio.to_thread(self._looked_at, piece)
+            records = await asyncio.to_thread(self._checked, piece)
         except ArchiveError as error:
             raise ApiError(errors.ARCHIVE_INVALID, str(error), applied=False) from error
         for record in records:
             await self._take(record)
 
-    def _looked_at(self, piece: bytes) -> list[Record]:
+    def _checked(self, piece: bytes) -> list[Record]:
         records = self._reader.feed(piece)
         for record in records:
             self._check.take(record)
@@ -281,10 +281,10 @@ class ArchiveSealer:
         found = [self._keys.sealing(*one) for one in wanted]
         keys = [key for key in found if key is not None]
         assert len(keys) == len(known), "nothing destroys keys of a stream that is being made"
-        places = {number: at for at, number in enumerate(known)}
-        live = np.array([number in places for number in numbers])
+        key_of = {number: at for at, number in enumerate(known)}
+        live = np.array([number in key_of for number in numbers])
         columns = strip_dead_columns(block.columns, live)
         if keys:
-            columns = seal_columns(columns, [places.get(number, 0) for number in numbers], keys)
+            columns = seal_columns(columns, [key_of.get(number, 0) for number in numbers], keys)
             columns = strip_dead_columns(columns, live)
         return Block(block.base_seq, block.times_ns, block.subject_ids, columns)

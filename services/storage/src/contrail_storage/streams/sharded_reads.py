@@ -140,37 +140,39 @@ class ShardedReader:
         if request.up_to_seq:
             raise shard_needed(len(shards), "or use up_to_time")
         found = concerned(shards, request.subject)
-        place = self._last_place(shards, request)
+        position = self._last_position(shards, request)
         messages: list[StoredMessage] = []
         size = 0
-        while place.at < len(found):
-            shard, point_seq = found[place.at], place.points[place.at]
+        while position.at < len(found):
+            shard, point_seq = found[position.at], position.points[position.at]
             token: str | None = None
             if point_seq:
                 asked = msgspec.structs.replace(
                     request,
                     up_to_seq=0 if request.up_to_time_ns else point_seq,
-                    token=place.token,
+                    token=position.token,
                     limit=request.limit - len(messages),
                 )
                 page, token = await self._last_reader.read(shard, asked)
                 messages += with_shards(shard, page)
                 size += sum(message_size(one.headers, len(one.payload)) for one in page)
-            place = _LastPlace(place.request, place.points, place.at + (token is None), token or "")
+            position = _LastPosition(
+                position.request, position.points, position.at + (token is None), token or ""
+            )
             if token is not None or len(messages) >= request.limit or size >= _LAST_PAGE_BYTES:
                 break
-        return messages, encode_state(place) if place.at < len(found) else None
+        return messages, encode_state(position) if position.at < len(found) else None
 
-    def _last_place(self, shards: Sequence[Shard], request: LastRequest) -> "_LastPlace":
+    def _last_position(self, shards: Sequence[Shard], request: LastRequest) -> "_LastPosition":
         asked = (incarnation_of(shards), request.subject, request.up_to_time_ns)
         digest = hashlib.blake2b(msgspec.msgpack.encode(asked), digest_size=8).digest()
         found = concerned(shards, request.subject)
         if not request.token:
-            return _LastPlace(digest, [shard.applied_seq for shard in found], 0, "")
-        place = decode_state(request.token, _LastPlace)
-        if place.request != digest or len(place.points) != len(found):
+            return _LastPosition(digest, [shard.applied_seq for shard in found], 0, "")
+        position = decode_state(request.token, _LastPosition)
+        if position.request != digest or len(position.points) != len(found):
             raise ApiError(errors.BAD_REQUEST, "the page token belongs to another request")
-        return place
+        return position
 
     # Replay --------------------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class ShardedReader:
         return PinnedReplay(shards[0].name, incarnation_of(shards), splits)
 
 
-class _LastPlace(msgspec.Struct, array_like=True):
+class _LastPosition(msgspec.Struct, array_like=True):
     """The next page. ``points`` are the shards' last sequences as of the first page."""
 
     request: bytes

@@ -109,8 +109,8 @@ class Compactor:
     async def _compact(self, shard: Shard) -> None:
         touched = shard.machine.deleted.touched
         pages, seq = sorted(touched), 0
-        for looked, page in enumerate(pages):
-            if looked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
+        for checked, page in enumerate(pages):
+            if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
             # Before the page is read: a deletion from now on adds it again.
             touched.discard(page)
@@ -121,7 +121,7 @@ class Compactor:
                     made = settled and await self._reclaim(shard, found)
                 except StoreFailedError:
                     # Nothing may be forgotten: no later deletion need touch these pages again.
-                    touched.update(pages[looked:])
+                    touched.update(pages[checked:])
                     raise
                 if not made:
                     touched.add(page)  # to be checked again
@@ -232,10 +232,10 @@ class Compactor:
         written: True, or False when a block is unreadable.
         """
         jobs: list[RewriteJob] = []
-        seq = looked = 0
+        seq = checked = 0
         while (found := self._find(shard, seq)) is not None:
-            looked += 1
-            if looked % _PAUSE_BLOCKS == 0:
+            checked += 1
+            if checked % _PAUSE_BLOCKS == 0:
                 await asyncio.sleep(0)
             seq = found.span.base_seq
             gone = found.span.count - found.messages

@@ -248,10 +248,10 @@ class DueMessages:
         found: dict[int, int] = {}
         wanted = choice.open
         seq = int(choice.seqs[-1]) if len(choice.seqs) else 0
-        looked = 0
+        checked = 0
         while len(wanted := _still_open(shard, wanted, seq)):
-            looked += 1
-            if looked % _PAUSE_BLOCKS == 0:
+            checked += 1
+            if checked % _PAUSE_BLOCKS == 0:
                 await asyncio.sleep(0)
             block = await self._reader.block_at(shard, seq)
             if block is None or block.base_seq > seq or not machine.exists:
@@ -315,11 +315,11 @@ def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
     sids, counts = np.unique(sids, return_counts=True)
     at = table.numbered.slots(sids)
     # Only a subject that loses its newest message needs another one, or a marker.
-    goes = np.isin(table.last[at], seqs)
+    newest_due = np.isin(table.last[at], seqs)
     marking = nothing
     if machine.config.subject_delete_marker_ttl_ns > 0:
-        marking = _marking(reader, shard, parts, table.last[at[goes]])
-    return _Choice(seqs, sids[goes & (table.counts[at] > counts)], marking)
+        marking = _marking(reader, shard, parts, table.last[at[newest_due]])
+    return _Choice(seqs, sids[newest_due & (table.counts[at] > counts)], marking)
 
 
 def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) -> I64Array:

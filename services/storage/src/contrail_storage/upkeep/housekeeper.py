@@ -93,7 +93,7 @@ class Housekeeper:
             # lowered limits from the removals that they cause.
             await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
         if shard.machine.pending_recheck and not shard.damaged:
-            await self._repeat(shard, cmd.KeepInterest(_SLICE_MESSAGES))
+            await self._repeat(shard, cmd.EnforceInterest(_SLICE_MESSAGES))
         for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
             await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
 
@@ -109,7 +109,7 @@ class Housekeeper:
     async def _repeat(
         self,
         shard: Shard,
-        command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup | cmd.KeepInterest,
+        command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup | cmd.EnforceInterest,
     ) -> None:
         more = True
         # A command removes a slice, so that publishes are applied in between.

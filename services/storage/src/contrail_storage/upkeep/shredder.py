@@ -96,8 +96,8 @@ class Shredder:
         """Slots of the erasures in progress; `reconcile` leaves them alone."""
         self._stuck: set[int] = set()
         """Slots with work left that cannot be done while their shard is damaged."""
-        self._mending = Backoff(TICK_S, _RETRY_MAX_S)
-        self._mend_at_s = 0.0
+        self._backoff = Backoff(TICK_S, _RETRY_MAX_S)
+        self._retry_at_s = 0.0
         """Loop time of the next attempt to :meth:`reconcile`."""
         self._swept: dict[int, tuple[int, float]] = {}
         """By shard: how many messages were removed at its last check, and when that was."""
@@ -167,7 +167,7 @@ class Shredder:
             for at, one in self._keys.remains.items()
             if at not in self._busy and not (at in self._stuck and one.shard_id in damaged)
         }
-        if not left or now_s < self._mend_at_s:
+        if not left or now_s < self._retry_at_s:
             return
         try:
             # First: the write that destroyed these keys may itself have failed.
@@ -183,11 +183,11 @@ class Shredder:
                     await self._remove(shard, slots)
                 await asyncio.to_thread(self._keys.finish, slots)
                 self._stuck.difference_update(slots)
-            self._mending.succeeded()
+            self._backoff.succeeded()
         except (ApiError, OSError, SubjectKeysDamagedError) as error:
-            if self._mending.failed(str(error)):
+            if self._backoff.failed(str(error)):
                 _log.warning("shredding_put_off", error=str(error))
-            self._mend_at_s = now_s + self._mending.pause_s
+            self._retry_at_s = now_s + self._backoff.pause_s
 
     async def _remove(self, shard: Shard, slots: list[int]) -> None:
         """Purge the subjects of the destroyed keys in ``slots``."""

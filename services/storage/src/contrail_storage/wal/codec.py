@@ -32,7 +32,7 @@ SALT_BYTES: Final = 8
 _BATCH: Final = struct.Struct("<8sQIB3x")
 _CRC: Final = struct.Struct("<I")
 _RECORD: Final = struct.Struct("<BIQQI")
-_PLACE: Final = struct.Struct("<8sQI")
+_CONTEXT: Final = struct.Struct("<8sQI")
 BATCH_HEADER_BYTES: Final = _BATCH.size + _CRC.size
 RECORD_HEADER_BYTES: Final = _RECORD.size
 
@@ -83,9 +83,9 @@ class Seal(NamedTuple):
     salt: bytes
     number: int
 
-    def place(self, position: int, header: bytes | memoryview) -> bytes:
+    def context(self, position: int, header: bytes | memoryview) -> bytes:
         """The bytes that the data of the record at ``position`` is bound to."""
-        return _PLACE.pack(self.salt, self.number, position) + header
+        return _CONTEXT.pack(self.salt, self.number, position) + header
 
 
 class MalformedRecordError(ValueError):
@@ -168,7 +168,7 @@ def sealed_body(body: bytes, seal: Seal) -> bytes:
         size = len(record.data) + SEAL_BYTES
         header = record_header(record.kind, record.group, record.index, record.term, size)
         parts.append(header)
-        parts.append(seal.sealer.seal(record.data, seal.place(position, header)))
+        parts.append(seal.sealer.seal(record.data, seal.context(position, header)))
     return b"".join(parts)
 
 
@@ -180,7 +180,7 @@ def records(body: memoryview, seal: Seal | None = None) -> Iterator[Record]:
     for position, (record, header) in enumerate(_framed(body)):
         if seal is not None:
             try:
-                opened = seal.sealer.open(record.data, seal.place(position, header))
+                opened = seal.sealer.open(record.data, seal.context(position, header))
             except SealBrokenError as error:
                 raise MalformedRecordError(f"record {position}: {error}") from error
             record.data = memoryview(opened)

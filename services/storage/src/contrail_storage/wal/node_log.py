@@ -37,7 +37,7 @@ from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot,
 _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
 # Parts of this average size are written as they are; smaller ones are joined first.
-_APART_BYTES: Final = 16 << 10
+_SMALL_PART_BYTES: Final = 16 << 10
 
 
 class LogFailedError(OSError):
@@ -355,7 +355,7 @@ class NodeLog:
             self._needs_successor = bool(batch.parts)
             self._progress.notify_all()
         if marks:
-            self._tell(partial(self._report_durable, marks))
+            self._notify(partial(self._report_durable, marks))
 
     def _put(self, segment: Segment, parts: Sequence[bytes]) -> None:
         assert self._handle is not None
@@ -363,7 +363,7 @@ class NodeLog:
         if sealer is not None:
             body = b"".join(parts)
             parts = [codec.sealed_body(body, codec.Seal(sealer, segment.salt, self._next_batch))]
-        elif sum(map(len, parts)) < len(parts) * _APART_BYTES:
+        elif sum(map(len, parts)) < len(parts) * _SMALL_PART_BYTES:
             parts = [b"".join(parts)]  # a write of many small parts costs more than a copy
         header = codec.batch_header(
             segment.salt, self._next_batch, *parts, sealed=sealer is not None
@@ -414,7 +414,7 @@ class NodeLog:
         self.stats.segments = len(self._segments)
         self.stats.size_bytes = sum(segment.size for segment in self._segments)
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _notify(self, callback: Callable[[], None]) -> None:
         assert self._call_soon is not None
         with suppress(RuntimeError):  # the event loop has ended: nobody waits for the report
             self._call_soon(callback)
@@ -434,7 +434,7 @@ class NodeLog:
             self._waiting = LogBatch()
             self._in_flight_bytes = 0
             self._progress.notify_all()
-        self._tell(partial(self._report_failure, error))
+        self._notify(partial(self._report_failure, error))
 
     def _report_failure(self, error: Exception) -> None:
         self._refusing = True

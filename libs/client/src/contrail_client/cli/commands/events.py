@@ -65,8 +65,8 @@ def _line(event: Event) -> str:
     what = "/".join(filter(None, (event.stream, event.consumer)))
     rest: dict[str, Any] = msgspec.to_builtins(event)
     facts = (f"{name}={units.cell(value)}" for name, value in rest.items() if name not in _IN_FRONT)
-    when, kind, told = (
+    when, kind, text = (
         escape(show.printable(text))
         for text in (event.timestamp, event.type, " ".join(filter(None, (what, *facts))))
     )
-    return f"[dim]{when}[/dim] [bold]{kind:<16}[/bold] {told}"
+    return f"[dim]{when}[/dim] [bold]{kind:<16}[/bold] {text}"

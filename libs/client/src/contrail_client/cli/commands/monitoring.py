@@ -96,8 +96,8 @@ def check_connection(session: Session, warn: Warn = 0.5, critical: Critical = 1.
     def look() -> list[Finding]:
         next(iter(session.client.list_streams(prefix=_NOBODYS)), None)
         seconds = session.client.rtt()
-        told = f"answers in {seconds * _MS:.1f} ms"
-        return [_at_most("rtt_seconds", seconds, warn, critical, told)]
+        text = f"answers in {seconds * _MS:.1f} ms"
+        return [_at_most("rtt_seconds", seconds, warn, critical, text)]
 
     _conclude(session, "connection", look)
 
@@ -275,9 +275,9 @@ def _silence(last: str | None, longest: str) -> Finding:
     if last is None:
         return Finding("silence_seconds", -1, Level.CRITICAL, "no message yet")
     age_s = units.since_s(last, time.time_ns())
-    told = f"newest {units.span(age_s)} ago"
+    text = f"newest {units.span(age_s)} ago"
     level = Level.CRITICAL if age_s > bound_s else Level.OK
-    return Finding("silence_seconds", round(age_s, 3), level, told)
+    return Finding("silence_seconds", round(age_s, 3), level, text)
 
 
 def _conclude(session: Session, about: str, look: Callable[[], list[Finding]]) -> None:
@@ -293,8 +293,8 @@ def _conclude(session: Session, about: str, look: Callable[[], list[Finding]]) -
         findings = [Finding("answer", status, Level.CRITICAL, " ".join(str(error).split()))]
     worst = max((each.level for each in findings), default=Level.UNKNOWN)
     if session.as_json:
-        told = [{**msgspec.structs.asdict(each), "level": each.level.name} for each in findings]
-        show.json_line({"level": worst.name, "about": about, "findings": told})
+        text = [{**msgspec.structs.asdict(each), "level": each.level.name} for each in findings]
+        show.json_line({"level": worst.name, "about": about, "findings": text})
     else:
         texts = "; ".join(each.text for each in findings if each.level == worst or not worst)
         show.console.print(f"{worst.name} {about}: {texts}", markup=False, soft_wrap=True)

@@ -107,11 +107,11 @@ def _read(
     *,
     raw: bool,
 ) -> None:
-    def tell(gap: Gap) -> None:
-        told = f"{gap.first} to {gap.last} are missing: {gap.cause}"
-        show.note(told, as_json=session.as_json)
+    def report(gap: Gap) -> None:
+        text = f"{gap.first} to {gap.last} are missing: {gap.cause}"
+        show.note(text, as_json=session.as_json)
 
-    reader = session.client.ordered(stream, start=start, filter_subjects=filters, on_gap=tell)
+    reader = session.client.ordered(stream, start=start, filter_subjects=filters, on_gap=report)
     with reader as messages:
         for _ in _numbers(count):
             found = messages.next(timeout_s=wait)

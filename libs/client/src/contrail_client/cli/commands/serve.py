@@ -121,11 +121,11 @@ def show_config(
         for name, value, source in rows:
             show.json_line({"name": name, "value": value, "source": source})
     else:
-        told = (
+        cells = (
             (name, str(value) if type(value) is int else value, source)
             for name, value, source in rows
         )
-        show.table(["setting", "value", "from"], told)
+        show.table(["setting", "value", "from"], cells)
 
 
 def _run(service: Service, config: Path | None, flags: Mapping[str, Any]) -> None:

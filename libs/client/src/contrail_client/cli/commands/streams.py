@@ -200,8 +200,8 @@ def purge_stream(
     purged = session.client.purge_stream(
         stream, subject=subject, up_to_seq=up_to_seq, keep=keep, shard=shard
     )
-    told = f"{units.counted(purged, 'message')} removed"
-    show.done(told, {"purged": purged}, as_json=session.as_json)
+    text = f"{units.counted(purged, 'message')} removed"
+    show.done(text, {"purged": purged}, as_json=session.as_json)
 
 
 @client_command(app, "erase")

@@ -48,7 +48,7 @@ DEADLINES: Final = 10
 _ORDER: Final = (
     HEADER, SUBJECTS, DELETED, EXEMPT, DEADLINES, IDS, CONSUMER, PENDING, BLOCK, END,
 )  # fmt: skip
-_PLACES: Final = {kind: place for place, kind in enumerate(_ORDER)}
+_POSITIONS: Final = {kind: position for position, kind in enumerate(_ORDER)}
 
 _START: Final = struct.Struct("<8sI")
 _HEAD: Final = struct.Struct("<BI")
@@ -238,14 +238,14 @@ class ArchiveReader:
         return sum(self._records.values()) + 1
 
     def _check_head(self, kind: int, size: int) -> None:
-        if kind not in _PLACES or size > RECORD_BYTES_MAX:
+        if kind not in _POSITIONS or size > RECORD_BYTES_MAX:
             raise ArchiveError(
                 f"the archive is damaged: the head of record {self._number} is invalid"
             )
         # Consumers and their pending deliveries alternate. A header begins the next shard; all
         # other kinds only go forward.
         follows = kind == CONSUMER and self._kind == PENDING
-        back = self._kind and _PLACES[kind] < _PLACES[self._kind]
+        back = self._kind and _POSITIONS[kind] < _POSITIONS[self._kind]
         if kind != HEADER and (not self._kind or (back and not follows)):
             raise ArchiveError(f"the archive is out of order at record {self._number}")
 

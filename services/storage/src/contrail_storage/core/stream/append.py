@@ -473,7 +473,7 @@ class _Checks:
             pattern = expected.last_subject_seq_subject or subject
             actual = self._last_of(pattern)
             # An exact answer would need a search through blocks, which is not bounded. The
-            # publisher may try again; `KeepInterest` searches meanwhile.
+            # publisher may try again; `EnforceInterest` searches meanwhile.
             if self._is_bound(pattern, actual):
                 return Refused(
                     errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"

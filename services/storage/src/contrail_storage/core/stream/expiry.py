@@ -109,12 +109,14 @@ def _newest(
     sids, counts = np.unique(due.sids, return_counts=True)
     at = table.numbered.slots(sids)
     newest = table.last[at]
-    losing = (table.counts[at] > counts) & np.isin(newest, due.seqs)
-    older = np.array([previous.get(sid, 0) for sid in sids[losing].tolist()], object)
+    outlived = (table.counts[at] > counts) & np.isin(newest, due.seqs)
+    older = np.array([previous.get(sid, 0) for sid in sids[outlived].tolist()], object)
     gone = set(due.seqs.tolist()) if len(older) else set()
     last: dict[int, int] = {}
     stay: list[int] = []
-    for sid, own, seq in zip(sids[losing].tolist(), newest[losing].tolist(), older, strict=True):
+    for sid, own, seq in zip(
+        sids[outlived].tolist(), newest[outlived].tolist(), older, strict=True
+    ):
         # If the leader's finding no longer holds, `apply` must not search: it could read the
         # whole stream. So the message stays, and the leader searches again.
         if 0 < seq < own and seq not in gone and state.is_live(seq):

@@ -44,7 +44,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.Advance: consumer_changes.change,
     cmd.Acknowledge: consumer_changes.change,
     cmd.Exhaust: consumer_changes.change,
-    cmd.KeepInterest: interest.keep_interest,
+    cmd.EnforceInterest: interest.enforce_interest,
     cmd.AcceptLoss: data_loss.accept_loss,
 }
 """The handler of each kind of command."""

@@ -30,11 +30,11 @@ def strip_dead(block: Block, live: Live) -> Block:
 def strip_dead_columns(columns: MessageColumns, live: Live) -> MessageColumns:
     """``columns`` with neither payload nor values of headers where a message is not ``live``."""
     lengths = lengths_of(columns.offsets)
-    places = np.flatnonzero(np.repeat(live, lengths))
+    indices = np.flatnonzero(np.repeat(live, lengths))
     return MessageColumns(
         columns.count,
         offsets_of(np.where(live, lengths, 0), columns.count),
-        gather(columns.payload, places),
+        gather(columns.payload, indices),
         None if columns.headers is None else _strip_dead_headers(columns.headers, live),
         None if columns.seals is None else columns.seals.only(live),
     )
@@ -47,9 +47,9 @@ def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
         # All messages share the names, so only values of dead ones can be removed.
         lengths = headers.values.lengths()
         kept = np.repeat(live, headers.names.count)
-        places = np.flatnonzero(np.repeat(kept, lengths))
+        indices = np.flatnonzero(np.repeat(kept, lengths))
         offsets = offsets_of(np.where(kept, lengths, 0), headers.values.count)
-        return UniformHeaders(headers.names, Texts(offsets, gather(headers.values.heap, places)))
+        return UniformHeaders(headers.names, Texts(offsets, gather(headers.values.heap, indices)))
     positions: I64Array = np.flatnonzero(live)
     chosen = headers.select(positions)
     if chosen is None:

@@ -6,7 +6,7 @@ is not delivered yet and was not acknowledged early; or the consumer gave up on 
 policies: all messages above the ack floor of a consumer with ack policy ``all`` are such messages.
 
 The command that settles a message also checks whether the message can be removed. After a consumer
-was removed, or its filter or the retention changed, ``KeepInterest`` commands check the messages
+was removed, or its filter or the retention changed, ``EnforceInterest`` commands check the messages
 that may be left over, a slice in each command.
 """
 
@@ -197,7 +197,7 @@ def recheck_given_up(state: ShardState, consumer: ConsumerMachine, writes: Write
         recheck(state, given_up[0], given_up[-1] + 1, writes)
 
 
-def keep_interest(state: ShardState, step: Step, command: cmd.KeepInterest) -> Removed:
+def enforce_interest(state: ShardState, step: Step, command: cmd.EnforceInterest) -> Removed:
     """Find last messages of subjects first, as a publish may wait; else check a slice."""
     counters, unsettled = state.counters, state.subjects.unsettled
     messages = counters.messages
