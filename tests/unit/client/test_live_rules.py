@@ -214,7 +214,7 @@ def test_beginning_in_the_words_of_a_consumer(start: int | datetime | str, expec
 
 
 def placed(course: Course) -> tuple[str | None, int | None, str | None]:
-    sub = course.place(Sub(id=1, sid="s", stream="S", credit=CreditGiven(msgs=1, bytes=1)))
+    sub = course.resume(Sub(id=1, sid="s", stream="S", credit=CreditGiven(msgs=1, bytes=1)))
     assert sub.ordered
     return sub.deliver_policy, sub.opt_start_seq, sub.opt_start_time
 

@@ -199,7 +199,7 @@ class Rig:
     shelf: Shelf = field(default_factory=Shelf)
     store: RowStore = field(default_factory=RowStore)
     index: int = 0
-    told: list[Advisory] = field(default_factory=list)
+    reported: list[Advisory] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.machine = StreamMachine(SHARD, self.shelf)
@@ -210,7 +210,7 @@ class Rig:
         writes = Writes()
         results = [self.machine.apply(self.index, time_ns, command, writes) for command in commands]
         self.store.write(writes.rows)
-        self.told += writes.advisories
+        self.reported += writes.advisories
         for shard, block in writes.blocks:
             assert shard == SHARD
             self.shelf.add(block)

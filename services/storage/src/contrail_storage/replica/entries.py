@@ -99,7 +99,7 @@ class AppendRequest:
             if content.rollup == "all":
                 self.firsts = (0,)
             self.count = self.remaining = 1
-            self.size = message_size(content)
+            self.size = entry_bytes(content)
         else:
             self.atomic = content.atomic
             if content.rollups is not None:
@@ -530,7 +530,7 @@ def batch_size(batch: MessageBatch) -> int:
 def content_ends(content: Content) -> list[int]:
     """The running sums of the messages' bytes; the last one is the total."""
     if isinstance(content, PublishMessage):
-        return [message_size(content)]
+        return [entry_bytes(content)]
     sizes = content.sizes() + MESSAGE_OVERHEAD
     columns = content.columns
     if columns.headers is not None or columns.seals is not None:
@@ -540,7 +540,7 @@ def content_ends(content: Content) -> list[int]:
     return list(accumulate(sizes.tolist()))
 
 
-def message_size(message: PublishMessage) -> int:
+def entry_bytes(message: PublishMessage) -> int:
     """Bytes of a message that is not in columns yet."""
     subject = message.subject
     size = len(message.payload) + MESSAGE_OVERHEAD
