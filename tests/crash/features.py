@@ -42,7 +42,6 @@ PASSING: Final = "PASSING"
 
 
 def features(seed: int) -> list[Step]:
-    """All steps."""
     write = Writer(seed, all_ids=True)
     return [
         *_keep_latest(write),

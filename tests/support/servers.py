@@ -181,7 +181,6 @@ class SplitServers:
 
     @property
     def processes(self) -> list[Process]:
-        """All processes."""
         return [self.storage, *self.edges]
 
     @property

@@ -39,7 +39,6 @@ ACK_KEY = b"k" * 32
 
 
 def messages_of(batch: MessageBatch) -> list[PublishMessage]:
-    """The messages of a batch, one by one."""
     columns, ids = batch.columns, batch.ids
     payloads = Texts(columns.offsets, columns.payload)
     texts = [""] * batch.count if ids is None else ids.each()

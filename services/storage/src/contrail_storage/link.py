@@ -170,7 +170,6 @@ class LocalLink:
 
     @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        """One message."""
         one = self._stream(stream).sound_shard(shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 

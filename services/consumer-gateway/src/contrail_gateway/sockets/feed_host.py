@@ -22,9 +22,7 @@ class Host(Protocol):
     counts: SessionCounts
     session: Session
 
-    def send(self, frame: ServerFrame) -> None:
-        """Send a frame."""
-        ...
+    def send(self, frame: ServerFrame) -> None: ...
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
         """Send an error."""

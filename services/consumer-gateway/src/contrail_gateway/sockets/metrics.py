@@ -16,7 +16,6 @@ class SessionCounts(Collector):
         self.acks = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics."""
         yield GaugeMetricFamily(
             "contrail_subscriptions", "Subscriptions on open sockets.", self.subscriptions
         )

@@ -26,9 +26,7 @@ class PublishHost(Protocol):
     link: StorageLink
     counts: SessionCounts
 
-    def send_all(self, frames: Iterable[ServerFrame]) -> None:
-        """Send frames."""
-        ...
+    def send_all(self, frames: Iterable[ServerFrame]) -> None: ...
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
         """Send an error."""

@@ -236,11 +236,9 @@ class SocketSession:
 
     # The feeds' side -----------------------------------------------------------------------------
     def send(self, frame: ServerFrame) -> None:
-        """Send a frame."""
         self._socket.send(self._codec.encode(frame))
 
     def send_all(self, frames: Iterable[ServerFrame]) -> None:
-        """Send frames."""
         self._socket.send_all(map(self._codec.encode, frames))
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:

@@ -457,7 +457,6 @@ class EntryBuilder:
         self._open: dict[int, _AppendBuilder] = {}
 
     def add(self, request: CommandRequest) -> None:
-        """Add a command."""
         # Messages that came before this command must be applied before it.
         builder = self._open.pop(request.shard_id, None)
         if builder is not None:

@@ -161,7 +161,6 @@ class SubjectNames(Sequence[str | None]):
         return min(rank - self._shift, len(self.texts))
 
     def numbers(self, slots: I64Array) -> I64Array:
-        """The numbers of slots."""
         numbers: I64Array = slots + self._shift
         if len(self._old):
             low = slots < len(self._old)
@@ -169,7 +168,6 @@ class SubjectNames(Sequence[str | None]):
         return (numbers + self.origin) & _MASK if self.origin else numbers
 
     def number(self, slot: int) -> int:
-        """The number of a slot."""
         rank = self._old_numbers[slot] if slot < len(self._old) else slot + self._shift
         return (rank + self.origin) & _MASK if self.origin else rank
 
