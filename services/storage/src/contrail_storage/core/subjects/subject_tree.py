@@ -6,6 +6,7 @@ node.
 """
 
 from collections.abc import Hashable, Iterator
+from heapq import heapify, heappop
 from typing import Final, Generic, TypeVar
 
 V = TypeVar("V", bound=Hashable)
@@ -96,20 +97,17 @@ class SubjectTree(Generic[V]):
         Filters are ordered by their tokens. The order of values with the same filter is undefined.
         """
         tokens = pattern.split(".")
-        open_nodes = [(self._root, 0)]
-        while open_nodes:
-            node, at = open_nodes.pop()
+        # A stack; each iterator has the children of a node on the path that are not visited yet.
+        path = [iter([(self._root, 0)])]
+        while path:
+            node, at = next(path[-1], (None, 0))
+            if node is None:
+                path.pop()
+                continue
             if at in (len(tokens), _ALL_BELOW):
                 yield from node.values
-            if at == len(tokens):
-                continue
-            several = at == _ALL_BELOW or tokens[at] in ("*", ">")
-            keys = node.children if several else node.children.keys() & {tokens[at], "*", ">"}
-            for key in sorted(keys, reverse=True):
-                child = node.children[key]
-                reached = at if at == _ALL_BELOW else _overlap(child.label, tokens, at)
-                if reached is not None:
-                    open_nodes.append((child, reached))
+            if at != len(tokens):
+                path.append(_overlapping_children(node, tokens, at))
 
 
 def _shared(label: list[str], tokens: list[str], at: int) -> int:
@@ -142,6 +140,26 @@ def _tidy(parent: _Node[V], node: _Node[V]) -> None:
     (child,) = node.children.values()
     child.label = f"{node.label}.{child.label}"
     parent.children[key] = child
+
+
+def _overlapping_children(
+    node: _Node[V], tokens: list[str], at: int
+) -> Iterator[tuple[_Node[V], int]]:
+    """The children whose labels overlap ``tokens`` from ``at`` on, with the position after them."""
+    children = node.children
+    if at == _ALL_BELOW:
+        ends = dict.fromkeys(children, at)
+    else:
+        several = tokens[at] in ("*", ">")
+        keys = children if several else children.keys() & {tokens[at], "*", ">"}
+        reached = ((key, _overlap(children[key].label, tokens, at)) for key in keys)
+        ends = {key: end for key, end in reached if end is not None}
+    # A heap and not a sort: callers look at a few of perhaps many thousands.
+    heap = list(ends)
+    heapify(heap)
+    while heap:
+        key = heappop(heap)
+        yield children[key], ends[key]
 
 
 def _match(label: str, tokens: list[str], at: int) -> int | None:
