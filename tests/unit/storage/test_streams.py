@@ -16,6 +16,7 @@ from contrail_storage.node import StorageNode
 from contrail_storage.streams.manager import StreamManager
 from contrail_storage.streams.stream import Stream
 from tests.crash.lives import wait_until
+from tests.support.calls import calls_of
 from tests.unit.storage.test_memory_streams import running
 
 FIRST = StreamConfig(name="S", subjects=("s.*",))
@@ -59,6 +60,24 @@ def test_object_stays_while_the_stream_lives_and_another_takes_its_place(tmp_pat
             await link.delete_stream("S")
             await put(link, StreamConfig(name="U", subjects=("s.*",)))
             assert (await published(link, "s.a")).stream == "U"
+
+    asyncio.run(scene())
+
+
+def test_route_of_a_subject_is_kept_while_its_own_stream_stays_as_it_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (node, link):
+            await put(link, FIRST)
+            first = calls_of(lambda: node.streams.route("s.a"))
+            known = calls_of(lambda: node.streams.route("s.a"))
+            assert known < first
+            await put(link, StreamConfig(name="T", subjects=("t.*",)))
+            await link.delete_stream("T")
+            assert calls_of(lambda: node.streams.route("s.a")) == known
+            await put(link, StreamConfig(name="S", subjects=("s.b",)))
+            assert await refusal(link.stream_for_subject("s.a")) is errors.NO_STREAM_FOR_SUBJECT
+            await put(link, StreamConfig(name="U", subjects=("s.a",)))
+            assert node.streams.route("s.a").name == "U"
 
     asyncio.run(scene())
 

@@ -1,7 +1,5 @@
 """The tree of filters against comparing them one by one."""
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -9,6 +7,7 @@ from hypothesis import strategies as st
 
 from contrail_common.subjects import SUBJECT_BYTES_MAX, matches, overlaps
 from contrail_storage.core.subjects.subject_tree import SubjectTree
+from tests.support.calls import calls_of
 from tests.support.each import each
 
 Pairs = set[tuple[str, int]]
@@ -19,6 +18,7 @@ filters = st.builds(
     st.lists(st.sampled_from(["a", "b", "a*", "*"]), max_size=4),
     st.sampled_from([("a",), ("*",), (">",)]),
 )
+invalid = st.lists(st.sampled_from(["", "a", "*", ">"]), max_size=4).map(".".join)
 pairs = st.tuples(filters, st.integers(0, 2))
 changes = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), pairs), max_size=30)
 
@@ -35,22 +35,6 @@ def shape(tree: SubjectTree[int]) -> object:
         return node.label, node.values, {key: below(one) for key, one in node.children.items()}
 
     return below(tree._root)
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """Number of calls that ``work`` makes, to functions in Python or C."""
-    calls = 0
-
-    def count(_: object, event: str, __: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
 
 
 @given(changes, literals, filters)
@@ -81,6 +65,17 @@ def test_shape_of_the_tree_follows_from_what_is_in_it(
         (tree.add if change == "add" else tree.remove)(*pair)
         (kept.add if change == "add" else kept.discard)(pair)
     assert shape(tree) == shape(made(kept))
+
+
+@given(st.lists(invalid, max_size=20), invalid)
+def test_invalid_filters_do_no_harm(patterns: list[str], pattern: str) -> None:
+    tree = made({(one, 0) for one in patterns})
+    overlapping = {one for one in patterns if overlaps(pattern, one)}
+    assert len(list(tree.overlapping(pattern))) <= len(overlapping)
+    tree.matching(pattern)
+    for one in patterns:
+        tree.remove(one, 0)
+    assert shape(tree) == shape(SubjectTree[int]())
 
 
 @each("subject", ["a.7.x", "a.7.x.y", "a.none", "none"])

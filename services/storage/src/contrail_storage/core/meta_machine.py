@@ -22,6 +22,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import ErasureLedger
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
+from contrail_storage.core.subjects.subject_tree import SubjectTree
 
 Stage = Literal["reserved", "listed", "unlisted"]
 
@@ -57,15 +58,15 @@ class MetaMachine:
     def __init__(self) -> None:
         self.streams: dict[str, StreamEntry] = {}
         self.erasures = ErasureLedger()
-        self.changes = 0
-        """Counts applied commands, so that a router knows when its cache is stale."""
         self.next_shard_id = 1
         """The next shard id; lower ids are never used again."""
-        self._shard_count = 0  # shards of all entries in `streams`
+        # Shards of all entries in `streams`.
+        self._shard_count = 0
+        # The name of each entry in `streams`, by its subjects. Two entries never overlap.
+        self._names: SubjectTree[str] = SubjectTree()
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
         """Apply one command, and add its changes to ``writes``. Never raises."""
-        self.changes += 1
         match command:
             case cmd.ReserveStream():
                 return self._reserve(command, writes)
@@ -85,15 +86,22 @@ class MetaMachine:
                 return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
 
     def overlap(self, subjects: Iterable[str], name: str) -> str | None:
-        """A sentence about another stream whose subjects overlap ``subjects``, or None."""
-        for entry in self.streams.values():
-            if entry.name == name:
-                continue
-            for theirs in entry.subjects:
-                for ours in subjects:
-                    if overlaps(ours, theirs):
-                        return f"{ours} overlaps with {theirs} of stream {entry.name}"
+        """A sentence about another stream whose subjects overlap ``subjects``, or None.
+
+        It is the same on every replica, because the tree of subjects has an order of its own.
+        """
+        for ours in subjects:
+            for other in self._names.overlapping(ours):
+                if other != name:
+                    claimed = self.streams[other].subjects
+                    theirs = next(one for one in claimed if overlaps(ours, one))
+                    return f"{ours} overlaps with {theirs} of stream {other}"
         return None
+
+    def capturing(self, subject: str) -> StreamEntry | None:
+        """The listed entry whose subjects match the literal ``subject``, or None."""
+        entries = (self.streams[name] for name in self._names.matching(subject))
+        return next((entry for entry in entries if entry.stage == "listed"), None)
 
     def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
         """The entry of ``name`` if it has this ``incarnation`` ("": any); None otherwise."""
@@ -203,14 +211,27 @@ class MetaMachine:
         entry = self._entry(name, incarnation)
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
+        self._claim(name, ())
         del self.streams[name]
         self._shard_count -= entry.shards
         writes.delete(self._key(entry.shard_id))
         return Done()
 
     def _put(self, entry: StreamEntry, writes: Writes) -> None:
+        self._claim(entry.name, entry.subjects)
         self.streams[entry.name] = entry
         writes.put(self._key(entry.shard_id), msgspec.msgpack.encode(entry))
+
+    def _claim(self, name: str, subjects: tuple[str, ...]) -> None:
+        """Claim ``subjects`` for ``name`` in place of those of its entry, before that changes."""
+        entry = self.streams.get(name)
+        known = () if entry is None else entry.subjects
+        if known == subjects:
+            return
+        for subject in known:
+            self._names.remove(subject, name)
+        for subject in subjects:
+            self._names.add(subject, name)
 
     @staticmethod
     def _key(shard_id: int) -> bytes:
@@ -218,8 +239,7 @@ class MetaMachine:
 
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used afterwards."""
-        self.streams, self.erasures = other.streams, other.erasures
-        self.changes += 1
+        self.streams, self.erasures, self._names = other.streams, other.erasures, other._names
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -229,6 +249,7 @@ class MetaMachine:
                 self.next_shard_id = int.from_bytes(value, "big")
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
+                self._claim(entry.name, entry.subjects)
                 self.streams[entry.name] = entry
                 self._shard_count += entry.shards
 

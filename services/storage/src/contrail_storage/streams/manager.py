@@ -17,7 +17,6 @@ from contrail_common.config_rules import (
 )
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig, StreamInfo
-from contrail_common.subjects import matches_any
 from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import is_in_memory
@@ -84,10 +83,9 @@ class StreamManager:
         self._renewed = False
         # By name: streams that were asked for. `_bind` replaces those that are out of date.
         self._streams: dict[str, Stream] = {}
-        # Cache of `route`: the stream of each subject (None: there is none).
-        self._routes: dict[str, Stream | None] = {}
-        # Number of the meta machine's change as of which `_routes` is valid.
-        self._routes_of = -1
+        # Cache of `route`: the entry that captured a subject. It may be out of date. No subject is
+        # kept that no stream captured, because any stream may capture it later.
+        self._routes: dict[str, StreamEntry] = {}
 
     # Finding -------------------------------------------------------------------------------------
 
@@ -179,26 +177,16 @@ class StreamManager:
 
     def route(self, subject: str) -> Stream:
         """Return the listed stream that captures a literal subject (NO_STREAM_FOR_SUBJECT)."""
-        if self._routes_of != self._meta.changes or len(self._routes) > _ROUTES_MAX:
-            self._routes, self._routes_of = {}, self._meta.changes
-        try:
-            stream = self._routes[subject]
-        except KeyError:
-            stream = self._routes[subject] = self._find_route(subject)
-        if stream is None:
-            raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
-        if not stream.exists:  # its removal has begun
-            raise self._absent(stream.name, stream.entry, by_subject=True)
-        return stream
-
-    def _find_route(self, subject: str) -> Stream | None:
-        for entry in self._meta.streams.values():
-            if entry.stage == "listed" and matches_any(entry.subjects, subject):
-                stream = self._current(entry.name, entry)
-                if stream is None:
-                    raise self._absent(entry.name, entry, by_subject=True)
-                return stream
-        return None
+        entry = self._routes.get(subject)
+        # An entry is replaced when it changes, so a known one that is current is right.
+        if entry is None or self._meta.streams.get(entry.name) is not entry:
+            entry = self._meta.capturing(subject)
+            if entry is None:
+                raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+            if len(self._routes) >= _ROUTES_MAX:
+                self._routes.clear()
+            self._routes[subject] = entry
+        return self.stream(entry.name)
 
     # Changing ------------------------------------------------------------------------------------
 
