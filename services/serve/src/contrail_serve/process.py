@@ -14,6 +14,7 @@ import structlog
 from contrail_edge.app import EdgeApp
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.server import make_server
+from contrail_serve.loop_watch import LoopWatch
 from contrail_serve.process_metrics import ProcessMetrics
 from contrail_serve.settings import ProcessSettings
 
@@ -98,9 +99,9 @@ async def serve_http(
     ``service`` is the command's name. ``leaving`` is called before the server stops. ``announced``
     goes into the ready line.
     """
-    metrics = ProcessMetrics(service, edge.node)
-    app.metrics.add(metrics)
-    watching = asyncio.create_task(metrics.watch())
+    watch = LoopWatch()
+    app.metrics.add(ProcessMetrics(service, edge.node, watch))
+    watching = asyncio.create_task(watch.run())
     server = make_server(app, edge, [listener])
     serving = asyncio.ensure_future(server.serve())
     await _first_of(serving, server.running.wait())

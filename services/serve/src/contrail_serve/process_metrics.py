@@ -1,8 +1,6 @@
-"""Metrics of a server process: version, memory, CPU, and lateness of the event loop."""
+"""Metrics of a server process: version, memory, CPU, lateness and stalls of the event loop."""
 
-import asyncio
 from collections.abc import Iterator
-from typing import Final
 
 from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,26 +8,16 @@ from prometheus_client.registry import Collector
 
 from contrail_common.__about__ import __version__
 from contrail_common.timings import Timings
-
-_LOOK_S: Final = 0.5
+from contrail_serve.loop_watch import LoopWatch
 
 
 class ProcessMetrics(Collector):
-    """Measures the event loop while :meth:`watch` runs, and shows the system's figures."""
+    """Shows what the system and ``watch`` measure."""
 
-    def __init__(self, service: str, node: str) -> None:
+    def __init__(self, service: str, node: str, watch: LoopWatch) -> None:
         self._labels = {"version": __version__, "service": service, "node": node}
         self._system = ProcessCollector(registry=None)
-        self._lateness = Timings()
-
-    async def watch(self) -> None:
-        """Measure how late the event loop runs its timers, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + _LOOK_S
-            await asyncio.sleep(_LOOK_S)
-            # What delays this timer delays every request in the same way.
-            self._lateness.add(max(loop.time() - due, 0.0))
+        self._watch = watch
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; called by the registry."""
@@ -40,10 +28,19 @@ class ProcessMetrics(Collector):
         )
         build.add_metric(list(self._labels.values()), 1)
         yield build
-        yield HistogramMetricFamily(
+        yield _histogram(
             "contrail_loop_late_seconds",
-            "Delay with which the event loop woke from a timer, measured twice a second.",
-            buckets=self._lateness.buckets(),
-            sum_value=self._lateness.sum_s,
+            "Delay with which the event loop ran a timer; measured up to 50 times a second.",
+            self._watch.lateness,
+        )
+        yield _histogram(
+            "contrail_loop_stall_seconds",
+            "CPU time that the event loop spent during such a delay: for as long, one step or the "
+            "work of one turn held it.",
+            self._watch.stalls,
         )
         yield from self._system.collect()
+
+
+def _histogram(name: str, meaning: str, timings: Timings) -> Metric:
+    return HistogramMetricFamily(name, meaning, buckets=timings.buckets(), sum_value=timings.sum_s)
