@@ -213,6 +213,7 @@ def test_no_two_streams_ever_share_a_subject_and_a_restart_changes_nothing(
             before = dict(kept.meta.streams)
             kept.restart()
             assert kept.meta.streams == before
+        assert kept.meta.names == sorted(kept.meta.streams)
         result = kept.apply(command)
         if isinstance(result, Reserved):
             shards.append(result.shard_id)

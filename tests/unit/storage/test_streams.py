@@ -82,6 +82,43 @@ def test_route_of_a_subject_is_kept_while_its_own_stream_stays_as_it_is(tmp_path
     asyncio.run(scene())
 
 
+def test_streams_are_listed_by_name_in_pages_between_other_requests(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as (_, link):
+            numbers = [*range(0, 200, 2), *range(1, 200, 2)]
+            for number in numbers:
+                subjects = (f"s.{number}.>", f"t.{number % 10}.{number}")
+                name = f"{'ab'[number % 2]}{number:03}"
+                await put(link, StreamConfig(name=name, subjects=subjects, storage="memory"))
+            await link.delete_stream("a004")
+
+            async def listed(subject: str, prefix: str, limit: int) -> list[str]:
+                names, token = [], ""
+                while True:
+                    page = await link.list_streams(subject, prefix, limit, token)
+                    names += [info.config.name for info in page.streams]
+                    assert len(page.streams) == limit or not page.next_token
+                    if not (token := page.next_token):
+                        return names
+
+            evens = [f"a{number:03}" for number in range(0, 200, 2) if number != 4]
+            odds = [f"b{number:03}" for number in range(1, 200, 2)]
+            assert await listed("", "", 33) == evens + odds
+            assert await listed("", "a", 99) == evens
+            assert await listed("", "b1", 100) == odds[50:]
+            assert await listed("t.4.*", "", 3) == evens[6::5][:19]
+            assert await listed("", "c", 1) == []
+
+            turns, search = 0, asyncio.ensure_future(link.list_streams("s.199.x", "", 1, ""))
+            while not search.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert [info.config.name for info in search.result().streams] == ["b199"]
+            assert turns >= 3
+
+    asyncio.run(scene())
+
+
 def test_removal_that_stopped_half_way_hides_the_stream_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

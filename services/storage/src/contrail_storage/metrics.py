@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from itertools import islice
-from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -19,7 +18,6 @@ from contrail_storage.node import StorageNode
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.subject_keys import SubjectKeys
 
-_by_name = attrgetter("name")
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams, and consumers, that have metrics of their own at most."""
 
@@ -116,7 +114,7 @@ class _NodeCollector:
         )
 
     def _stream_metrics(self) -> Iterable[Metric]:
-        streams = sorted(self._node.streams.listed(), key=_by_name)
+        streams = self._node.streams.listed()
         yield GaugeMetricFamily("contrail_streams", "Number of streams.", len(streams))
         damaged = sum(any(shard.damaged for shard in stream.shards) for stream in streams)
         yield GaugeMetricFamily(
@@ -233,7 +231,7 @@ class _NodeCollector:
         }
         consumers = (
             (stream, name)
-            for stream in sorted(self._node.streams.listed(), key=_by_name)
+            for stream in self._node.streams.listed_after("", "")
             for name in stream.shards[0].machine.consumer_ids
         )
         for stream, consumer in islice(consumers, _CONSUMERS_MAX):

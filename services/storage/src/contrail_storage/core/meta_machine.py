@@ -9,6 +9,7 @@ The configurations of streams in memory are also here, because a restart creates
 again, in new shards.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Literal
 
@@ -57,13 +58,15 @@ class MetaMachine:
 
     def __init__(self) -> None:
         self.streams: dict[str, StreamEntry] = {}
+        self.names: list[str] = []
+        """Names of all entries in `streams`, in order."""
         self.erasures = ErasureLedger()
         self.next_shard_id = 1
         """The next shard id; lower ids are never used again."""
         # Shards of all entries in `streams`.
         self._shard_count = 0
         # The name of each entry in `streams`, by its subjects. Two entries never overlap.
-        self._names: SubjectTree[str] = SubjectTree()
+        self._claims: SubjectTree[str] = SubjectTree()
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
         """Apply one command, and add its changes to ``writes``. Never raises."""
@@ -91,7 +94,7 @@ class MetaMachine:
         It is the same on every replica, because the tree of subjects has an order of its own.
         """
         for ours in subjects:
-            for other in self._names.overlapping(ours):
+            for other in self._claims.overlapping(ours):
                 if other != name:
                     claimed = self.streams[other].subjects
                     theirs = next(one for one in claimed if overlaps(ours, one))
@@ -100,7 +103,7 @@ class MetaMachine:
 
     def capturing(self, subject: str) -> StreamEntry | None:
         """The listed entry whose subjects match the literal ``subject``, or None."""
-        entries = (self.streams[name] for name in self._names.matching(subject))
+        entries = (self.streams[name] for name in self._claims.matching(subject))
         return next((entry for entry in entries if entry.stage == "listed"), None)
 
     def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
@@ -211,27 +214,30 @@ class MetaMachine:
         entry = self._entry(name, incarnation)
         if entry is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
-        self._claim(name, ())
+        for subject in entry.subjects:
+            self._claims.remove(subject, name)
+        del self.names[bisect_left(self.names, name)]
         del self.streams[name]
         self._shard_count -= entry.shards
         writes.delete(self._key(entry.shard_id))
         return Done()
 
     def _put(self, entry: StreamEntry, writes: Writes) -> None:
-        self._claim(entry.name, entry.subjects)
-        self.streams[entry.name] = entry
+        self._keep(entry)
         writes.put(self._key(entry.shard_id), msgspec.msgpack.encode(entry))
 
-    def _claim(self, name: str, subjects: tuple[str, ...]) -> None:
-        """Claim ``subjects`` for ``name`` in place of those of its entry, before that changes."""
-        entry = self.streams.get(name)
-        known = () if entry is None else entry.subjects
-        if known == subjects:
-            return
-        for subject in known:
-            self._names.remove(subject, name)
-        for subject in subjects:
-            self._names.add(subject, name)
+    def _keep(self, entry: StreamEntry) -> None:
+        """Keep ``entry``, in place of the one with its name."""
+        known = self.streams.get(entry.name)
+        if known is None:
+            insort(self.names, entry.name)
+        self.streams[entry.name] = entry
+        before = () if known is None else known.subjects
+        if before != entry.subjects:
+            for subject in before:
+                self._claims.remove(subject, entry.name)
+            for subject in entry.subjects:
+                self._claims.add(subject, entry.name)
 
     @staticmethod
     def _key(shard_id: int) -> bytes:
@@ -239,7 +245,8 @@ class MetaMachine:
 
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used afterwards."""
-        self.streams, self.erasures, self._names = other.streams, other.erasures, other._names
+        self.streams, self.names, self._claims = other.streams, other.names, other._claims
+        self.erasures = other.erasures
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -249,8 +256,7 @@ class MetaMachine:
                 self.next_shard_id = int.from_bytes(value, "big")
             else:
                 entry = msgspec.msgpack.decode(value, type=StreamEntry)
-                self._claim(entry.name, entry.subjects)
-                self.streams[entry.name] = entry
+                self._keep(entry)
                 self._shard_count += entry.shards
 
 

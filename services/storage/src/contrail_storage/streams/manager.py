@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -145,9 +147,22 @@ class StreamManager:
         return ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
 
     def listed(self) -> list[Stream]:
-        """All listed streams, except those whose removal has begun."""
-        found = (self._current(name, entry) for name, entry in self._meta.streams.items())
-        return [stream for stream in found if stream is not None]
+        """All listed streams in the order of their names, except those whose removal has begun."""
+        return list(self.listed_after("", ""))
+
+    def listed_after(self, name: str, prefix: str) -> Iterator[Stream]:
+        """As :meth:`listed`: those after ``name``, with names that begin with ``prefix``.
+
+        Streams may come and go during the iteration.
+        """
+        names = self._meta.names
+        start = max(bisect_right(names, name), bisect_left(names, prefix))
+        for each in names[start:]:
+            if not each.startswith(prefix):
+                return
+            stream = self._current(each, self._meta.streams.get(each))
+            if stream is not None:
+                yield stream
 
     def shard(self, name: str, number: int | None = None) -> Shard:
         """Return a shard of the listed stream ``name``, as `Stream.shard`."""
