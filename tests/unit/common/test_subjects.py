@@ -10,13 +10,14 @@ from contrail_common.subjects import (
     SUBJECT_BYTES_MAX,
     contains,
     filter_problem,
-    first_overlap,
     is_wildcard,
     matches,
     matches_any,
+    overlapping_pairs,
     overlaps,
     subject_problem,
 )
+from tests.support.calls import calls_of
 from tests.support.each import each
 from tests.unit.storage.naive_subjects import naive_matches
 
@@ -96,9 +97,17 @@ def test_filter_overlaps_and_contains_itself(pattern: str) -> None:
 
 
 @given(st.lists(filters, max_size=4))
-def test_first_overlap_is_a_pair_of_the_filters_that_overlap(patterns: list[str]) -> None:
+def test_overlapping_pairs_are_those_of_all_filters_in_order(patterns: list[str]) -> None:
     pairs = [pair for pair in itertools.combinations(patterns, 2) if overlaps(*pair)]
-    assert first_overlap(patterns) == (pairs[0] if pairs else None)
+    assert list(overlapping_pairs(patterns)) == pairs
+
+
+def test_search_for_overlapping_pairs_costs_by_filters_and_not_by_pairs() -> None:
+    def calls(count: int) -> int:
+        patterns = [f"a.{number}.*.>" for number in range(count)]
+        return calls_of(lambda: list(overlapping_pairs(patterns)))
+
+    assert calls(200) <= 2 * calls(100)
 
 
 @given(st.lists(filters, max_size=3).map(tuple), subjects)

@@ -30,7 +30,7 @@ from contrail_common.subjects import (
     RESERVED_PREFIX,
     contains,
     filter_problem,
-    first_overlap,
+    overlapping_pairs,
     overlaps,
 )
 from contrail_common.timeunits import NS_PER_MS, NS_PER_S
@@ -45,7 +45,7 @@ AGE_MIN_NS: Final = 100 * NS_PER_MS
 SUBJECTS_MAX: Final = 256
 """Maximum number of subjects of a stream or filters of a consumer.
 
-The time to find overlaps is quadratic in it.
+A message with a subject that is new to the stream is compared with each of them.
 """
 _NAMES_SHOWN: Final = 10
 _OF_ANSWERS: Final = ("_nats.ver", "_nats.level")
@@ -264,7 +264,7 @@ def _stream_subjects(rules: "_Rules", subjects: tuple[str, ...]) -> tuple[str, .
         reserved = next((one for one in RESERVED_SUBJECTS if overlaps(subject, one)), None)
         if reserved and not any(contains(one, subject) for one in RESERVED_EXCEPTIONS):
             rules.refuse(f"subjects/{position}", f"overlaps with {reserved}, which is reserved")
-    overlap = first_overlap(subjects)
+    overlap = next(overlapping_pairs(subjects), None)
     if overlap is not None:
         left, right = overlap
         rules.refuse("subjects", f'subject "{left}" overlaps with "{right}"')
@@ -457,12 +457,11 @@ def _check_filters(rules: "_Rules", filters: tuple[str, ...]) -> None:
     if "" in filters:
         rules.refuse("filter_subjects", "a filter is empty", errors.FILTER_EMPTY)
     rules.subject_filters("filter_subjects", filters)
-    for position, one in enumerate(filters):
-        for other in filters[position + 1 :]:
-            if contains(one, other) or contains(other, one):
-                rules.refuse(
-                    "filter_subjects", f'"{one}" overlaps with "{other}"', errors.FILTERS_OVERLAP
-                )
+    for one, other in overlapping_pairs(filters):
+        if contains(one, other) or contains(other, one):
+            rules.refuse(
+                "filter_subjects", f'"{one}" overlaps with "{other}"', errors.FILTERS_OVERLAP
+            )
 
 
 def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:

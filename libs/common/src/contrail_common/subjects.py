@@ -6,7 +6,10 @@ The rules are JetStream's.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+from contrail_common.subject_tree import SubjectTree
 
 SUBJECT_BYTES_MAX: Final = 4096
 RESERVED_PREFIX: Final = "$CONTRAIL"
@@ -105,10 +108,12 @@ def overlaps(left: str, right: str) -> bool:
     return len(left_tokens) == len(right_tokens)
 
 
-def first_overlap(patterns: list[str] | tuple[str, ...]) -> tuple[str, str] | None:
-    """Return the first two filters of ``patterns`` that overlap, or None."""
-    for position, left in enumerate(patterns):
-        for right in patterns[position + 1 :]:
-            if overlaps(left, right):
-                return left, right
-    return None
+def overlapping_pairs(patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The pairs of valid filters that overlap, in the order of ``patterns``."""
+    tree: SubjectTree[int] = SubjectTree()
+    for position, pattern in enumerate(patterns):
+        tree.add(pattern, position)
+    for position, pattern in enumerate(patterns):
+        for other in sorted(tree.overlapping(pattern)):
+            if other > position:
+                yield pattern, patterns[other]

@@ -18,12 +18,12 @@ import msgspec
 from contrail_common import errors
 from contrail_common.model import Advisory, AdvisoryAction, StreamConfig
 from contrail_common.partition import SHARDS_MAX
+from contrail_common.subject_tree import SubjectTree
 from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import ErasureLedger
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
-from contrail_storage.core.subjects.subject_tree import SubjectTree
 
 Stage = Literal["reserved", "listed", "unlisted"]
 

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_common.subject_tree import SubjectTree
 from contrail_common.subjects import SUBJECT_BYTES_MAX, matches, overlaps
-from contrail_storage.core.subjects.subject_tree import SubjectTree
 from tests.support.calls import calls_of
 from tests.support.each import each
 
