@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,29 @@ def test_message_that_was_acknowledged_although_its_delivery_was_lost_is_passed_
         assert [facts(each) for each in result.deliveries] == [(1, 1, 1, 1), (3, 2, 1, 0)]
 
     run(scene())
+
+
+def test_filter_that_changes_under_a_pull_holds_for_what_the_pull_has_not_selected() -> None:
+    async def scene(*, selected: bool) -> None:
+        rig = new_rig(filter_subjects=("b",))
+        if selected:
+            rig.publish("b")
+        rig.publish("a.x", "b")
+        rig.reader.held = True
+        reading_ = rig.waiting_pull(2)
+        await turns()
+        if selected:
+            rig.reader.step()
+            await turns()
+        config = msgspec.structs.replace(rig.consumer.config, filter_subjects=())
+        rig.apply(cmd.PutConsumer(config, 0))
+        rig.reader.held = False
+        rig.reader.step()
+        first = await reading_
+        assert [*first, *await rig.pull_seqs(9)] == ([1, 2, 3] if selected else [1, 2])
+
+    run(scene(selected=False))
+    run(scene(selected=True))
 
 
 # What is recorded --------------------------------------------------------------------------------

@@ -88,6 +88,10 @@ class AckNoneDispatcher(Dispatcher):
             if block is None:
                 return
             self.check_open()
+            if not batch.count:
+                self._take_filters()
+            elif self._filters != self.consumer.config.filter_subjects:
+                return  # the next pull selects by the new filters, from after these messages
             if self._catch_up() == position:  # otherwise messages were removed meanwhile
                 found = self._select(block, position)
                 self._take_columns(batch, found)

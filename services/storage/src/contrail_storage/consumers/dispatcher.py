@@ -329,6 +329,8 @@ class Dispatcher:
             if block is None:
                 return
             self.check_open()
+            # Filters that changed under the read hold for all that is selected from now on.
+            self._take_filters()
             if self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
             found = self._select(block, position)
