@@ -129,12 +129,14 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(*addresses: tuple[str, int], **settings: int) -> AsyncIterator[Front]:
+async def front(
+    *addresses: tuple[str, int], answer_s: float = 60.0, **settings: int
+) -> AsyncIterator[Front]:
     """A front whose gateways, and apis for all other paths, are ``addresses``."""
     edge = replace(SETTINGS, **settings)
     listener = socket.create_server((HOST, 0))
     link = cast(StorageLink, _NoLink())
-    forwarder = Forwarder(Peers("gateway", addresses))
+    forwarder = Forwarder(Peers("gateway", addresses), answer_s)
     modules = [contrail_api.edge_module(link, edge), contrail_gateway.edge_module(link, edge)]
     app = build_app([_elsewhere(module, forwarder) for module in modules], edge)
     server = make_server(app, edge, [listener])

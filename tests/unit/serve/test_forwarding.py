@@ -396,6 +396,16 @@ def test_nothing_is_written_to_a_connection_that_was_given_up(
     assert caplog.messages == []
 
 
+def test_peer_that_never_answers_leaves_the_outcome_unknown() -> None:
+    async def scenario() -> None:
+        async with Peer() as peer, front(peer.address, answer_s=0.05) as edge:
+            client = await edge.ask("POST", "/v1/subjects/a/messages", body=b"x")
+            await peer.line()
+            await answered(client, b"HTTP/1.1 504")
+
+    run(scenario())
+
+
 def test_stream_whose_peer_is_lost_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with Peer() as peer, front(peer.address) as edge:

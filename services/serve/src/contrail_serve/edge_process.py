@@ -31,6 +31,8 @@ from contrail_serve.process import (
 from contrail_serve.settings import EdgeProcessSettings
 
 _LINK_LATER_S: Final = 5.0
+_LONG_POLL_S: Final = 120.0
+"""More than any long poll takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
         limits = LinkLimits(call_s=settings.publish_timeout_s + _LINK_LATER_S)
         key = derived_key(settings.cluster_secret, LINK_LABEL)
         storage = RemoteLink(settings.storage, key, limits)
-        forwarder = Forwarder(Peers(kind.others, settings.peers))
+        forwarder = Forwarder(Peers(kind.others, settings.peers), limits.call_s + _LONG_POLL_S)
         # Its routes are declared here as well, so that every process documents all paths.
         foreign = replace(kind.foreign(storage.link, edge), elsewhere=forwarder)
         app = build_app([kind.own(storage.link, edge), foreign], edge)

@@ -21,8 +21,6 @@ from contrail_serve.forwarding.splice import Splice
 
 _WHOLE_BYTES_MAX: Final = 64 << 10
 """Bodies up to this size are forwarded in one write with their head."""
-# Longer than any long poll.
-_ANSWER_S: Final = 120.0
 _BODILESS: Final = (204, 304)
 _REPEATABLE: Final = frozenset({"GET", "HEAD"})
 _OCTETS: Final = b"application/octet-stream"
@@ -36,8 +34,10 @@ class Forwarder(Collector):
     read is sent again, to the same or another peer. The outcome of any other request is unknown.
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, answer_s: float) -> None:
+        """``answer_s``: longest wait for an answer to begin, above what any peer may take."""
         self._peers = peers
+        self._answer_s = answer_s
         self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Numbers of forwarded requests, by outcome.
         self._ended: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Forwarder(Collector):
             exchange = connection.begin(
                 head, body or b"", request.state.unread, head_only=request.head_only
             )
-            forwarding = _Forwarding(request, exchange, self._peers, self._draining)
+            forwarding = _Forwarding(request, exchange, self._peers, self._draining, self._answer_s)
             was_kept = connection.used
             try:
                 if body is None:
@@ -148,7 +148,9 @@ class _Forwarding:
         exchange: Exchange,
         peers: Peers,
         draining: "asyncio.Future[None]",
+        answer_s: float,
     ) -> None:
+        self._answer_s = answer_s
         self._request = request
         self._exchange = exchange
         self._peers = peers
@@ -222,7 +224,7 @@ class _Forwarding:
         first: set[asyncio.Future[Any]] = {head, request.gone}
         if self._waits:
             first.add(self._draining)
-        await asyncio.wait(first, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(first, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
         if head.done():
             return
         if request.gone.done():
