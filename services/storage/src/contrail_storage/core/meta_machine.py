@@ -30,7 +30,7 @@ Stage = Literal["reserved", "listed", "unlisted"]
 # The row of the next shard id has this number, which is no shard id.
 _COUNTER = 0
 STREAMS_MAX = 10_000
-"""Most shards of all streams together. The housekeeper checks each of them ten times a second."""
+"""Most shards of all streams together. An empty one takes about 28 KB of memory."""
 
 
 class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
@@ -165,7 +165,9 @@ class MetaMachine:
         # `ListStream` also changes subjects. One that arrives after the removal must not undo it.
         if entry is None or (command.incarnation and entry.stage == "unlisted"):
             return Refused(errors.STREAM_NOT_FOUND.code)
-        overlap = self.overlap(command.subjects, command.name)
+        # Nobody else has subjects that overlap those of the entry.
+        added = [one for one in command.subjects if one not in entry.subjects]
+        overlap = self.overlap(added, command.name)
         if overlap is not None:
             return Refused(errors.SUBJECT_OVERLAP.code, overlap)
         listed = msgspec.structs.replace(
