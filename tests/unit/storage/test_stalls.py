@@ -1,0 +1,102 @@
+"""Operations beside or on much content: no step holds the event loop for more than 20 ms.
+
+Each scene runs a whole node on asyncio's own loop and measures every callback of the operation.
+The operation runs on little content first, which loads what is imported at the first use.
+
+Not within the bound yet, and so without a test: an expectation about a wildcard, a filtered
+consumer, pages of subject counts, and a wildcard purge, all on many subjects; many messages without
+a match before one with a match; acknowledgements of policy `all` with many deliveries pending; many
+idle streams with `max_age`.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.publishing import publish
+from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.link import LocalLink
+from contrail_storage.node import NodeOptions, StorageNode
+from tests.support.slices import assert_no_stall
+
+PATIENCE_S = 120.0
+SUBJECTS_EACH = 16
+STREAMS = 500
+BATCH = 1_000
+Scene = Callable[[LocalLink], Coroutine[Any, Any, None]]
+
+
+async def started(data_dir: Path) -> StorageNode:
+    """A node as the service starts it."""
+    node = await asyncio.to_thread(StorageNode.open, NodeOptions(data_dir), SingleMemberGroups())
+    await node.start()
+    return node
+
+
+def play(data_dir: Path, scene: Scene) -> None:
+    """Run ``scene`` on a node."""
+
+    async def whole() -> None:
+        node = await started(data_dir)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await scene(LocalLink(node))
+        finally:
+            await node.stop()
+
+    asyncio.run(whole())
+
+
+async def make_stream(link: LocalLink, number: int) -> None:
+    """A stream on 16 subjects of its own."""
+    subjects = tuple(f"s{number}.{other}.>" for other in range(SUBJECTS_EACH))
+    config = StreamConfig(name=f"S{number}", subjects=subjects)
+    await link.put_stream(config, "create", None, False)
+
+
+async def publish_all(link: LocalLink, stream: str, subjects: list[str]) -> None:
+    for at in range(0, len(subjects), BATCH):
+        some = subjects[at : at + BATCH]
+        ack = await publish(link, stream, [PublishMessage(one, None, b"x") for one in some])
+        assert not any(result.code for result in ack.results)
+
+
+@pytest.mark.long
+def test_streams_beside_many_others(tmp_path: Path) -> None:
+    """Create, publish to a new subject, and delete, beside 500 streams on 16 subjects each."""
+
+    async def scene(link: LocalLink) -> None:
+        numbers = itertools.count()
+
+        async def operation() -> None:
+            number = next(numbers)
+            await make_stream(link, number)
+            subject = f"s{number}.7.new"
+            await publish_all(link, await link.stream_for_subject(subject), [subject])
+            await link.delete_stream(f"S{number}")
+
+        await operation()
+        for number in range(STREAMS):
+            await make_stream(link, STREAMS + number)
+        await assert_no_stall(operation)
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.long
+def test_start_with_many_streams(tmp_path: Path) -> None:
+    async def scene(link: LocalLink) -> None:
+        for number in range(STREAMS):
+            await make_stream(link, number)
+
+    async def start_and_stop() -> None:
+        node = await started(tmp_path)
+        await node.stop()
+
+    play(tmp_path, scene)
+    asyncio.run(assert_no_stall(start_and_stop))
