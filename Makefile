@@ -58,8 +58,8 @@ format: $(STAMP) ## put the code into the one format
 	@$(PY) -m ruff format --quiet .
 	@$(PY) -m ruff check --fix --quiet .
 
-bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md
-	@$(PY) -m tests.bench
+bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md (SCALE=1: one node with much of all)
+	@$(PY) -m tests.bench $(if $(filter 1,$(SCALE)),--scale)
 
 tour: $(STAMP) ## follow one publish and one delivery through the code, file by file
 	@$(PY) -m tests.walkthrough

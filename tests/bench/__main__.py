@@ -2,12 +2,18 @@
 
 A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 if
 everything was measured, even if aims were missed.
+
+``--scale`` measures one node with many streams, consumers, subjects and sockets instead. In full
+size that takes a quarter of an hour or more and some GB of memory and disk. A run in full size
+writes the figures of its section.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -15,8 +21,10 @@ from typing import Final
 from tests.bench.cases import CASES, with_references
 from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured
 from tests.bench.patience import Patience
-from tests.bench.report import Report, now, write_into
+from tests.bench.report import SCALE, Report, circumstances, now, write_into
+from tests.bench.scale import ScaleRun, Sizes
 
+_SIZES: Final = ("streams", "consumers", "subjects", "sockets")
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
 
@@ -24,6 +32,8 @@ DOCUMENT: Final = ROOT / "docs" / "benchmarks.md"
 def main() -> int:
     """Measure and report; returns the exit status."""
     arguments = _arguments()
+    if arguments.scale:
+        return _scale(Sizes(**{name: getattr(arguments, name) for name in _SIZES}))
     names = with_references(arguments.cases or list(CASES))
     results: dict[str, Measured | None] = {}
     command = " ".join(["python -m tests.bench", *sys.argv[1:]])
@@ -49,15 +59,8 @@ def _measure(
     """Fill ``results``; returns the names of the cases that could not be measured."""
     scale = QUICK if arguments.quick else FULL
     failed: list[str] = []
-    # On the disk of the checkout: the temporary folder of the system may be in memory.
-    parent = ROOT / "build"
-    parent.mkdir(exist_ok=True)
-    spawn = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as folder,
-        ProcessPoolExecutor(1, spawn) as worker,
-    ):
-        bench = Bench(Path(folder), worker, scale, Patience(arguments.patience))
+    with _means() as (folder, worker):
+        bench = Bench(folder, worker, scale, Patience(arguments.patience))
         for name in names:
             try:
                 results[name] = CASES[name].measure(bench)
@@ -67,6 +70,36 @@ def _measure(
             else:
                 print(report.line(name), flush=True)
     return failed
+
+
+def _scale(sizes: Sizes) -> int:
+    begun = now()
+    with _means() as (folder, worker):
+        run = ScaleRun(folder, worker, sizes)
+        try:
+            run.run()
+        except (BenchError, OSError) as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return 1
+    if sizes == Sizes():
+        figures = [*circumstances(begun, "python -m tests.bench --scale"), "", run.table()]
+        write_into(DOCUMENT, "\n".join(figures), SCALE)
+        print(f"written to {DOCUMENT.relative_to(ROOT)}")
+    return 0
+
+
+@contextlib.contextmanager
+def _means() -> Iterator[tuple[Path, ProcessPoolExecutor]]:
+    """An empty folder on the disk of the checkout, and the process of the load generator."""
+    # The temporary folder of the system may be in memory.
+    parent = ROOT / "build"
+    parent.mkdir(exist_ok=True)
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=parent) as folder,
+        ProcessPoolExecutor(1, spawn) as worker,
+    ):
+        yield Path(folder), worker
 
 
 def _arguments() -> argparse.Namespace:
@@ -84,6 +117,13 @@ def _arguments() -> argparse.Namespace:
         " disturbed (default: measure at once)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
+    parser.add_argument("--scale", action="store_true", help="measure one node with much of all")
+    full = Sizes()
+    for name in _SIZES:
+        default = getattr(full, name)
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help=f"with --scale (default: {default:,})"
+        )
     return parser.parse_args()
 
 

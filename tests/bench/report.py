@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from tests.bench.figures import Beside, Case, Measured, Run
 
-_BEGIN: Final = "<!-- figures: written by python -m tests.bench -->"
-_END: Final = "<!-- end of figures -->"
+FIGURES: Final = "figures: written by python -m tests.bench"
+SCALE: Final = "scale: written by python -m tests.bench --scale"
+"""The sections of the document that the benchmark writes, as the comments around them say."""
 
 Results = Mapping[str, Measured | None]
 
@@ -102,10 +103,7 @@ class Report:
             yield shown, f"{beside.meaning} ({number(value)})", verdict
 
     def _circumstances(self) -> Iterator[str]:
-        yield f"Measured {self.begun:%Y-%m-%d %H:%M} UTC with `{self.command}`."
-        yield ""
-        for name, value in _machine():
-            yield f"- {name}: {value}"
+        return circumstances(self.begun, self.command)
 
     def _medians(self) -> Iterator[str]:
         yield "| Figure | Median (min to max) | Aim |"
@@ -143,6 +141,14 @@ class Report:
                 note = " ".join(filter(None, (measured.note, _disturbed(measured))))
                 cells = [self.cases[name].title, _cpu(measured), _latency(measured), note]
                 yield "| " + " | ".join(cells) + " |"
+
+
+def circumstances(begun: datetime, command: str) -> Iterator[str]:
+    """When, how and on which machine something was measured, as lines of the document."""
+    yield f"Measured {begun:%Y-%m-%d %H:%M} UTC with `{command}`."
+    yield ""
+    for name, value in _machine():
+        yield f"- {name}: {value}"
 
 
 def number(value: float | None) -> str:
@@ -205,11 +211,12 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def write_into(path: Path, figures: str) -> None:
-    """Replace the figures between the two marks of the document at ``path``."""
+def write_into(path: Path, figures: str, section: str = FIGURES) -> None:
+    """Replace what is between the two marks of ``section`` in the document at ``path``."""
     text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    opening, closing = f"<!-- {section} -->", f"<!-- end of {section.partition(':')[0]} -->"
+    before, begin, rest = text.partition(opening)
+    _, end, after = rest.partition(closing)
     if not (begin and end):
         raise ValueError(f"{path} has no place for figures")
     path.write_text(f"{before}{begin}\n\n{figures}\n\n{end}{after}", encoding="utf-8")
