@@ -247,7 +247,7 @@ async def start_on_a_full_disk(data_dir: Path) -> None:
         assert (await link.stream_info("S")).state.last_seq == 80
         page = await link.list_streams("", "", 9, "")
         assert [info.config.name for info in page.streams or []] == ["S"]
-        render_metrics(node)
+        await render_metrics(node)
         for stream in ("S", "M"):
             with pytest.raises(ApiError) as caught:
                 await publish(link, 80, stream)

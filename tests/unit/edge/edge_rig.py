@@ -215,7 +215,7 @@ class LinkDouble:
     def readiness(self) -> dict[str, str]:
         return self.unready
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         return "storage_up 1\n"
 
 

@@ -502,7 +502,7 @@ def test_readiness_is_what_storage_says_of_itself(tmp_path: Path) -> None:
             await until(lambda: link.readiness() == {"disk": "full"})
             server.link = local
             await until(lambda: link.readiness() == {})
-            for text in (server.metrics_text(), link.metrics_text()):
+            for text in (server.metrics_text(), await link.metrics_text()):
                 assert "# TYPE contrail_link_" in text
 
     run(scenario())

@@ -164,5 +164,5 @@ class _NoLink:
     def readiness(self) -> dict[str, str]:
         return {}
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         return ""

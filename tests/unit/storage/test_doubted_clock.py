@@ -172,9 +172,8 @@ def test_clock_that_was_wrong_once_stamps_no_messages_for_ever(
             assert node.readiness() == {}
             ahead_ns = node.clock.distance_ns
             assert abs(ahead_ns - YEAR_NS) < HOUR_NS
-            shown = dict(
-                line.split() for line in link.metrics_text().splitlines() if line[0] != "#"
-            )
+            text = await link.metrics_text()
+            shown = dict(line.split() for line in text.splitlines() if line[0] != "#")
             shown_ns = float(shown["contrail_log_time_ahead_seconds"]) * NS_PER_S
             assert abs(shown_ns - ahead_ns) < HOUR_NS
             first_ns = await publish(link, b"two")

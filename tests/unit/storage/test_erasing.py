@@ -232,7 +232,7 @@ def test_erasures_that_come_during_a_cycle_share_the_next_one(
             assert node.eraser.counts.done == 50
             assert node.eraser.counts.cycles <= 2
             assert found(tmp_path, [text for n in range(1, 51) for text in traces(n)]) == {}
-            text = link.metrics_text()
+            text = await link.metrics_text()
             assert "contrail_erasures_done_total 50.0" in text
             assert "contrail_erasures_pending 0.0" in text
 

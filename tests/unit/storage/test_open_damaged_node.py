@@ -123,7 +123,7 @@ def test_lost_end_of_the_log_voids_everything_that_names_what_came_before(tmp_pa
         assert (info.data_loss.unknown, info.data_loss.messages) == (True, 0)
         assert info.state.last_seq == 2
         assert info.incarnation != kept["incarnation"]
-        assert "contrail_shards_data_loss 1.0" in render_metrics(node)
+        assert "contrail_shards_data_loss 1.0" in await render_metrics(node)
         asked = ReplayRequest(stream="S", incarnation=kept["incarnation"], from_seq=1, to_seq=2)
         error = await refused(link.replay(asked))
         assert error.spec is errors.INCARNATION_CHANGED

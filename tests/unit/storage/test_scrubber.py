@@ -92,7 +92,7 @@ def test_sound_node_is_read_whole_and_nothing_is_found(
             )
             assert counts.bytes > sum(len(message.payload) for message in MESSAGES)
             assert node.readiness() == {}
-            assert "contrail_scrub_rounds_total 1.0" in link.metrics_text()
+            assert "contrail_scrub_rounds_total 1.0" in await link.metrics_text()
 
     asyncio.run(scenario())
 

@@ -481,7 +481,7 @@ def test_figures_are_of_the_whole_stream_once(tmp_path: Path) -> None:
         result = await pull(link, 12)
         await settle(link, result, result.deliveries[:2])
         await link.consumer_info("S", "c")  # which waits until all is recorded
-        lines = render_metrics(node).splitlines()
+        lines = (await render_metrics(node)).splitlines()
         samples = [line for line in lines if 'stream="S"' in line]
         assert len({line.rpartition(" ")[0] for line in samples}) == len(samples)
         for sample in (

@@ -1,9 +1,9 @@
 """The runtime object of a stream: the same while the stream lives, and never out of date."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -19,6 +19,7 @@ from tests.crash.lives import wait_until
 from tests.support.calls import calls_of
 from tests.unit.storage.test_memory_streams import running
 
+_T = TypeVar("_T")
 FIRST = StreamConfig(name="S", subjects=("s.*",))
 
 
@@ -82,7 +83,7 @@ def test_route_of_a_subject_is_kept_while_its_own_stream_stays_as_it_is(tmp_path
     asyncio.run(scene())
 
 
-def test_streams_are_listed_by_name_in_pages_between_other_requests(tmp_path: Path) -> None:
+def test_streams_are_listed_and_measured_between_other_requests(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (_, link):
             numbers = [*range(0, 200, 2), *range(1, 200, 2)]
@@ -109,14 +110,24 @@ def test_streams_are_listed_by_name_in_pages_between_other_requests(tmp_path: Pa
             assert await listed("t.4.*", "", 3) == evens[6::5][:19]
             assert await listed("", "c", 1) == []
 
-            turns, search = 0, asyncio.ensure_future(link.list_streams("s.199.x", "", 1, ""))
-            while not search.done():
-                await asyncio.sleep(0)
-                turns += 1
-            assert [info.config.name for info in search.result().streams] == ["b199"]
+            page, turns = await with_turns(link.list_streams("s.199.x", "", 1, ""))
+            assert [info.config.name for info in page.streams] == ["b199"]
+            assert turns >= 3
+            text, turns = await with_turns(link.metrics_text())
+            assert "contrail_streams 199.0" in text
+            assert text.count("contrail_stream_last_seq{") == 199
             assert turns >= 3
 
     asyncio.run(scene())
+
+
+async def with_turns(call: Coroutine[Any, Any, _T]) -> tuple[_T, int]:
+    """The result of ``call``, and how often it let others run."""
+    turns, running = 0, asyncio.ensure_future(call)
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    return running.result(), turns
 
 
 def test_removal_that_stopped_half_way_hides_the_stream_at_once(

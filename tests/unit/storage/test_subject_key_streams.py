@@ -71,7 +71,7 @@ def test_content_is_in_no_file_and_is_given_out_in_every_way(
             assert state.bytes == sum(message_size(x.headers, len(x.payload)) for x in messages)
             await node.scrubber.round()
             assert node.readiness() == {}
-            assert "contrail_subject_keys 60.0" in link.metrics_text()
+            assert "contrail_subject_keys 60.0" in await link.metrics_text()
         async with running(tmp_path, **options) as (node, link):
             assert content_found(tmp_path, numbers) == {}
             await seen_alike(link, numbers)

@@ -94,7 +94,10 @@ class Probes:
 
     async def _metrics_text(self, request: Request) -> Answer:
         del request
-        texts = [self._metrics.text(), *(link.metrics_text().encode() for link in self._links)]
+        texts = [
+            self._metrics.text(),
+            *[(await link.metrics_text()).encode() for link in self._links],
+        ]
         return Response(200, b"".join(texts), _METRICS_TYPE.encode())
 
     async def _openapi(self, request: Request) -> Answer:

@@ -98,9 +98,9 @@ class _ServedLink(LocalLink):
 
     server: LinkServer
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """Return the metrics of the node and of the link server."""
-        return super().metrics_text() + self.server.metrics_text()
+        return await super().metrics_text() + self.server.metrics_text()
 
 
 @asynccontextmanager

@@ -1,10 +1,9 @@
 """The service link within one process: direct calls into the node."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import partial
-from typing import Final
 
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
@@ -43,8 +42,6 @@ from contrail_storage.replica.memory_group import MEMORY_GROUP
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
-
-_LISTED_TOGETHER: Final = 64
 
 
 class LocalLink:
@@ -91,18 +88,16 @@ class LocalLink:
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
         """Streams by name, paged."""
         infos = []
-        streams = self._node.streams.listed_after(decode_token(token), prefix)
-        for seen, stream in enumerate(streams, start=1):
-            own = stream.config.subjects
-            if not subject or any(overlaps(subject, one) for one in own):
+        async with aclosing(self._node.streams.each_listed(decode_token(token), prefix)) as listed:
+            async for stream in listed:
+                own = stream.config.subjects
+                if subject and not any(overlaps(subject, one) for one in own):
+                    continue
                 infos.append(stream.info(damaged=True))
                 # One more than asked for shows that there is another page.
                 if len(infos) > limit:
                     last = encode_token(infos[-2].config.name)
                     return Page(streams=infos[:limit], next_token=last)
-            # Requests of others come between: a page may need many streams, or see many more.
-            if seen % _LISTED_TOGETHER == 0:
-                await asyncio.sleep(0)
         return Page(streams=infos)
 
     @changes
@@ -373,6 +368,6 @@ class LocalLink:
         """The reasons why parts are not ready, by part; empty when all are."""
         return self._node.readiness()
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """The node's metrics as text."""
-        return render_metrics(self._node)
+        return await render_metrics(self._node)

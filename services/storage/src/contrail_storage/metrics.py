@@ -1,7 +1,9 @@
 """The node's metrics as Prometheus text, read from plain counters at each request."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -15,22 +17,51 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_common.timings import Timings
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.node import StorageNode
-from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.streams.stream import Stream
 
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams, and consumers, that have metrics of their own at most."""
+_CONSUMERS_TOGETHER: Final = 64
+_Family = GaugeMetricFamily | CounterMetricFamily
+_OF_STREAM: Final = {
+    "messages": (GaugeMetricFamily, "Messages in the stream."),
+    "bytes": (GaugeMetricFamily, "Bytes of the messages in the stream."),
+    "last_seq": (GaugeMetricFamily, "Last sequence of the stream."),
+    "consumers": (GaugeMetricFamily, "Consumers of the stream."),
+    "ack_pending": (
+        GaugeMetricFamily,
+        "Deliveries awaiting acknowledgement, over all consumers of the stream.",
+    ),
+}
+_OF_CONSUMER: Final = {
+    "deliveries": (CounterMetricFamily, "Deliveries, including redeliveries."),
+    "ack_pending": (GaugeMetricFamily, "Deliveries awaiting acknowledgement."),
+    "redelivered": (
+        GaugeMetricFamily,
+        "Deliveries awaiting acknowledgement that were delivered more than once.",
+    ),
+    "lag": (
+        GaugeMetricFamily,
+        "Sequences of the stream from the consumer's position on, regardless of its filter.",
+    ),
+}
 
 
-class _NodeCollector:
+class _NodeMetrics:
+    """Collects the metrics of a node on the event loop."""
+
     def __init__(self, node: StorageNode) -> None:
         self._node = node
 
-    def collect(self) -> Iterable[Metric]:
-        yield from self._log_metrics()
-        yield from self._store_metrics()
-        yield from self._stream_metrics()
-        yield from self._consumer_metrics()
+    async def collect(self) -> list[Metric]:
+        """Collect all metrics; other work of the event loop comes between those of streams."""
+        return [
+            *self._log_metrics(),
+            *self._store_metrics(),
+            *self._upkeep_metrics(),
+            *await self._stream_metrics(),
+        ]
 
     def _log_metrics(self) -> Iterable[Metric]:
         stats = self._node.log.stats
@@ -113,54 +144,45 @@ class _NodeCollector:
             self._node.memory.max_bytes,
         )
 
-    def _stream_metrics(self) -> Iterable[Metric]:
-        streams = self._node.streams.listed()
-        yield GaugeMetricFamily("contrail_streams", "Number of streams.", len(streams))
-        damaged = sum(any(shard.damaged for shard in stream.shards) for stream in streams)
-        yield GaugeMetricFamily(
-            "contrail_streams_damaged",
-            "Number of streams that are unavailable because of damage.",
-            damaged,
-        )
-        losses = [shard.machine.loss for stream in streams for shard in stream.shards]
-        yield GaugeMetricFamily(
-            "contrail_shards_data_loss",
-            "Number of shards with accepted data loss.",
-            sum(loss is not None for loss in losses),
-        )
-        yield GaugeMetricFamily(
-            "contrail_messages_lost",
-            "Messages known to be lost in shards with accepted data loss.",
-            sum(loss.messages for loss in losses if loss is not None),
-        )
-        yield from self._upkeep_metrics()
-        families = {
-            name: GaugeMetricFamily(f"contrail_stream_{name}", text, labels=["stream"])
-            for name, text in (
-                ("messages", "Messages in the stream."),
-                ("bytes", "Bytes of the messages in the stream."),
-                ("last_seq", "Last sequence of the stream."),
-                ("consumers", "Consumers of the stream."),
-                (
-                    "ack_pending",
-                    "Deliveries awaiting acknowledgement, over all consumers of the stream.",
-                ),
-            )
-        }
-        # Every stream is a time series for each metric, so their number is bounded.
-        for stream in streams[:_STREAMS_MAX]:
-            machines = [shard.machine for shard in stream.shards]
-            consumers = [one for machine in machines for one in machine.consumers.values()]
-            values = {
-                "messages": sum(machine.counters.messages for machine in machines),
-                "bytes": sum(machine.counters.bytes for machine in machines),
-                "last_seq": max(machine.counters.last_seq for machine in machines),
-                "consumers": len(machines[0].consumers),
-                "ack_pending": sum(len(one.pending) for one in consumers),
-            }
-            for name, value in values.items():
-                families[name].add_metric([stream.name], value)
-        yield from families.values()
+    async def _stream_metrics(self) -> list[Metric]:
+        of_streams = _families("contrail_stream_", _OF_STREAM, ["stream"])
+        of_consumers = _families("contrail_consumer_", _OF_CONSUMER, ["stream", "consumer"])
+        streams = damaged = shards_lost = messages_lost = consumers = 0
+        async for stream in self._node.streams.each_listed():
+            streams += 1
+            damaged += any(shard.damaged for shard in stream.shards)
+            losses = [shard.machine.loss for shard in stream.shards if shard.machine.loss]
+            shards_lost += len(losses)
+            messages_lost += sum(loss.messages for loss in losses)
+            # Every stream is a time series for each metric, so their number is bounded.
+            if streams <= _STREAMS_MAX:
+                _add(of_streams, [stream.name], _stream_values(stream))
+            names = stream.shards[0].machine.consumer_ids
+            for name in list(islice(names, _CONSUMERS_MAX - consumers)):
+                consumers += 1
+                if consumers % _CONSUMERS_TOGETHER == 0:
+                    await asyncio.sleep(0)
+                _add(of_consumers, [stream.name, name], _consumer_values(stream, name))
+        return [
+            GaugeMetricFamily("contrail_streams", "Number of streams.", streams),
+            GaugeMetricFamily(
+                "contrail_streams_damaged",
+                "Number of streams that are unavailable because of damage.",
+                damaged,
+            ),
+            GaugeMetricFamily(
+                "contrail_shards_data_loss",
+                "Number of shards with accepted data loss.",
+                shards_lost,
+            ),
+            GaugeMetricFamily(
+                "contrail_messages_lost",
+                "Messages known to be lost in shards with accepted data loss.",
+                messages_lost,
+            ),
+            *of_streams.values(),
+            *of_consumers.values(),
+        ]
 
     def _upkeep_metrics(self) -> Iterable[Metric]:
         scrubbed = self._node.scrubber.counts
@@ -208,41 +230,6 @@ class _NodeCollector:
             yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
         yield from _subject_key_metrics(self._node.subject_keys)
 
-    def _consumer_metrics(self) -> Iterable[Metric]:
-        families = {
-            name: kind(f"contrail_consumer_{name}", text, labels=["stream", "consumer"])
-            for name, kind, text in (
-                ("deliveries", CounterMetricFamily, "Deliveries, including redeliveries."),
-                ("ack_pending", GaugeMetricFamily, "Deliveries awaiting acknowledgement."),
-                (
-                    "redelivered",
-                    GaugeMetricFamily,
-                    ("Deliveries awaiting acknowledgement that were delivered more than once."),
-                ),
-                (
-                    "lag",
-                    GaugeMetricFamily,
-                    (
-                        "Sequences of the stream from the consumer's position on, regardless of "
-                        "its filter."
-                    ),
-                ),
-            )
-        }
-        consumers = (
-            (stream, name)
-            for stream in self._node.streams.listed_after("", "")
-            for name in stream.shards[0].machine.consumer_ids
-        )
-        for stream, consumer in islice(consumers, _CONSUMERS_MAX):
-            values = dict.fromkeys(families, 0)
-            for shard in stream.shards:
-                for name, value in _consumer_values(shard, consumer).items():
-                    values[name] += value
-            for name, value in values.items():
-                families[name].add_metric([stream.name, consumer], value)
-        yield from families.values()
-
 
 def _subject_key_metrics(keys: SubjectKeys) -> Iterable[Metric]:
     for name, text, count in (
@@ -257,26 +244,62 @@ def _subject_key_metrics(keys: SubjectKeys) -> Iterable[Metric]:
         yield GaugeMetricFamily(f"contrail_subject_keys{name}", text, count)
 
 
-def _consumer_values(shard: Shard, name: str) -> dict[str, int]:
-    """Return a consumer's values on one shard of its stream."""
-    consumer = shard.machine.consumer(name)
-    if consumer is None:
-        return {}
-    pending = consumer.pending.values()
+def _families(
+    prefix: str, kinds: Mapping[str, tuple[type[_Family], str]], labels: list[str]
+) -> dict[str, _Family]:
+    return {name: kind(prefix + name, text, labels=labels) for name, (kind, text) in kinds.items()}
+
+
+def _add(families: Mapping[str, _Family], labels: list[str], values: Mapping[str, int]) -> None:
+    for name, value in values.items():
+        families[name].add_metric(labels, value)
+
+
+def _stream_values(stream: Stream) -> dict[str, int]:
+    machines = [shard.machine for shard in stream.shards]
+    consumers = [one for machine in machines for one in machine.consumers.values()]
     return {
-        "deliveries": consumer.delivered.consumer_seq,
-        "ack_pending": len(pending),
-        "redelivered": sum(one.attempts > 1 for one in pending),
-        "lag": max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0),
+        "messages": sum(machine.counters.messages for machine in machines),
+        "bytes": sum(machine.counters.bytes for machine in machines),
+        "last_seq": max(machine.counters.last_seq for machine in machines),
+        "consumers": len(machines[0].consumers),
+        "ack_pending": sum(len(one.pending) for one in consumers),
     }
+
+
+def _consumer_values(stream: Stream, name: str) -> dict[str, int]:
+    """Return a consumer's values over all shards of its stream."""
+    values = dict.fromkeys(_OF_CONSUMER, 0)
+    for shard in stream.shards:
+        consumer = shard.machine.consumer(name)
+        if consumer is not None:
+            pending = consumer.pending.values()
+            values["deliveries"] += consumer.delivered.consumer_seq
+            values["ack_pending"] += len(pending)
+            values["redelivered"] += sum(one.attempts > 1 for one in pending)
+            values["lag"] += max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0)
+    return values
 
 
 def _histogram(name: str, text: str, timings: Timings) -> Metric:
     return HistogramMetricFamily(name, text, buckets=timings.buckets(), sum_value=timings.sum_s)
 
 
-def render_metrics(node: StorageNode) -> str:
+class _Collected:
+    """Metrics as `CollectorRegistry` expects them."""
+
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        """The metrics."""
+        return self._metrics
+
+
+async def render_metrics(node: StorageNode) -> str:
     """Return the Prometheus exposition text of ``node``."""
     registry = CollectorRegistry()
-    registry.register(_NodeCollector(node))
-    return generate_latest(registry).decode()
+    registry.register(_Collected(await _NodeMetrics(node).collect()))
+    # In a thread, because the text of thousands of time series takes longer than a step may.
+    text = await asyncio.to_thread(generate_latest, registry)
+    return text.decode()

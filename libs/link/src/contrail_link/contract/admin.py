@@ -130,6 +130,6 @@ class AdminLink(TicketUse, Protocol):
         """Return why each component is not ready, by name; empty if the node is ready."""
         ...
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """Return the Prometheus text of the node's own metrics."""
         ...

@@ -119,7 +119,7 @@ class RemoteLink:
                 return {"storage link": f"down: {channel.why}"}
         return self._calls.status
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """Return the metrics of this end of the link; storage serves its own."""
         return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
 

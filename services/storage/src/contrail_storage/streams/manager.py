@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -36,6 +36,7 @@ from contrail_storage.streams.stream import CheckServing, Stream
 
 _log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
+_LISTED_TOGETHER: Final = 64
 _RENEWED_TOGETHER: Final = 256
 HASH_KEY_BYTES: Final = 32
 _UNMADE: Final = "the stream is in memory, and is re-created once the disk accepts writes"
@@ -148,19 +149,25 @@ class StreamManager:
 
     def listed(self) -> list[Stream]:
         """All listed streams in the order of their names, except those whose removal has begun."""
-        return list(self.listed_after("", ""))
+        return list(self._listed("", ""))
 
-    def listed_after(self, name: str, prefix: str) -> Iterator[Stream]:
-        """As :meth:`listed`: those after ``name``, with names that begin with ``prefix``.
+    async def each_listed(self, after: str = "", prefix: str = "") -> AsyncGenerator[Stream, None]:
+        """As :meth:`listed`: those after the name ``after`` whose names begin with ``prefix``.
 
-        Streams may come and go during the iteration.
+        Other work of the event loop comes between every 64 of them, so streams may come and go.
         """
+        for seen, stream in enumerate(self._listed(after, prefix), start=1):
+            yield stream
+            if seen % _LISTED_TOGETHER == 0:
+                await asyncio.sleep(0)
+
+    def _listed(self, after: str, prefix: str) -> Iterator[Stream]:
         names = self._meta.names
-        start = max(bisect_right(names, name), bisect_left(names, prefix))
-        for each in names[start:]:
-            if not each.startswith(prefix):
+        start = max(bisect_right(names, after), bisect_left(names, prefix))
+        for name in names[start:]:
+            if not name.startswith(prefix):
                 return
-            stream = self._current(each, self._meta.streams.get(each))
+            stream = self._current(name, self._meta.streams.get(name))
             if stream is not None:
                 yield stream
 
