@@ -325,9 +325,12 @@ def longest_stall(log: Path, start: int) -> Stall | None:
 
 
 def _named(calls: list[str]) -> str:
-    """The innermost call of Contrail's own code, as module and function."""
+    """The innermost call of Contrail's own code, as module and function.
+
+    Nothing if that is the call of the event loop: many short steps in one turn.
+    """
     for call in calls:
         module, function, _ = call.rsplit(":", 2)
-        if module.startswith("contrail_"):
+        if module.startswith("contrail_") and module != "contrail_serve.main":
             return f"{module.rpartition('.')[2]}.{function}"
     return ""
