@@ -60,7 +60,7 @@ class UnreadBudget:
 
     The first 8 KiB of each connection are not tracked, because most answers are small and read at
     once. So all connections together hold at most ``bytes_max`` plus ``connections_max`` times
-    8 KiB: by default 256 MiB + 4,096 x 8 KiB = 288 MiB.
+    8 KiB: by default 256 MiB + 8,192 x 8 KiB = 320 MiB.
     """
 
     def __init__(self, bytes_max: int, connections_max: int) -> None:

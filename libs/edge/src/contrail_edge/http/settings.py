@@ -46,7 +46,7 @@ class EdgeSettings:
     target_bytes_max: int = 16 << 10
     head_bytes_max: int = 64 << 10
     head_lines_max: int = 200
-    connections_max: int = 4096
+    connections_max: int = 8192
     # Long polls.
     waiting_max: int = 4096
     # Publishes with `ack=none` that storage has not finished.
