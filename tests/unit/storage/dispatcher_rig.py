@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -250,14 +251,9 @@ class DispatcherRig:
         if kind != "ack":
             acked, others = [], [(kind, seq, delay_ns) for seq in seqs]
 
-        def applied(done: "asyncio.Future[Result]") -> None:
-            if done.exception() is None:
-                self.dispatcher.postponed(list(seqs))
-                self.dispatcher.wake()
-
         command = cmd.Acknowledge(1, self.consumer.epoch, acked, others)
         future = self.propose(command)
-        future.add_done_callback(applied)
+        future.add_done_callback(partial(self.dispatcher.acknowledged, postponed=True))
         await turns()
         return future
 

@@ -63,7 +63,7 @@ def test_what_was_settled_above_the_lowest_pending_is_let_go_of() -> None:
         consumer.change(cmd.Deliver(1, 1, seqs, seqs[-1] + 1), Step(1, 0, Writes()))
         consumer.change(cmd.Acknowledge(1, 1, seqs), Step(1, 0, Writes()))
     assert consumer.floor.stream_seq == 0
-    assert len(consumer._ascending or ()) < 4_000
+    assert len(consumer.pending._chunks) == 1
     consumer.change(cmd.Acknowledge(1, 1, [1]), Step(1, 0, Writes()))
     assert consumer.floor.stream_seq == consumer.delivered.stream_seq
 

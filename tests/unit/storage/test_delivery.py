@@ -568,8 +568,7 @@ def test_last_delivery_is_given_up_though_an_earlier_message_waits_for_a_pull() 
         assert await rig.pull_seqs(9) == [1, 2]
         await rig.record()
         await rig.let_pass(SECOND_NS // 2)
-        rig.apply(cmd.Acknowledge(1, 1, [], [("nak", 2, 0)]))
-        rig.dispatcher.postponed([2])
+        await rig.acknowledge(2, kind="nak")
         assert await rig.pull_seqs(9) == [2]
         await rig.record()
         await rig.let_pass(SECOND_NS * 3 // 4)  # the first is due; nobody pulls

@@ -5,8 +5,7 @@ The operation runs on little content first, which loads what is imported at the 
 
 Not within the bound yet, and so without a test: an expectation about a wildcard, a filtered
 consumer, pages of subject counts, and a wildcard purge, all on many subjects; many messages without
-a match before one with a match; acknowledgements of policy `all` with many deliveries pending; many
-idle streams with `max_age`.
+a match before one with a match; many idle streams with `max_age`.
 """
 
 import asyncio

@@ -273,10 +273,10 @@ def _consumer_values(stream: Stream, name: str) -> dict[str, int]:
     for shard in stream.shards:
         consumer = shard.machine.consumer(name)
         if consumer is not None:
-            pending = consumer.pending.values()
+            pending = consumer.pending
             values["deliveries"] += consumer.delivered.consumer_seq
             values["ack_pending"] += len(pending)
-            values["redelivered"] += sum(one.attempts > 1 for one in pending)
+            values["redelivered"] += pending.redelivered
             values["lag"] += max(shard.machine.counters.last_seq + 1 - consumer.next_seq, 0)
     return values
 

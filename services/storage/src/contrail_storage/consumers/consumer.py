@@ -8,6 +8,7 @@ whose machines were loaded again, is never served by an outdated object.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -26,11 +27,13 @@ from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher
 from contrail_storage.core.commands import Acknowledge
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.results import Done
-from contrail_storage.streams.outcomes import expect
+from contrail_storage.core.results import Done, Result
+from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.stream import Stream
 
 _OK: Final = AckResult()
+_SETTLED_MAX: Final = 4_096
+"""Messages that one ack with policy ``all`` settles in one step, about."""
 REASONS_MAX: Final = 256
 REASON_CHARS_MAX: Final = 256
 """Reasons are for people to read: what exceeds these limits of a request is not logged."""
@@ -146,11 +149,8 @@ class Consumer:
         if any(one.waiters for one in self.dispatchers):
             return False
         # A client with a delivery is at work until its ack is due (JetStream's rule).
-        return not any(
-            log_ns - item.deadline_ns <= threshold_ns
-            for one in self.dispatchers
-            for item in one.consumer.pending.values()
-        )
+        from_ns = log_ns - threshold_ns
+        return not any(one.consumer.pending.is_any_due_from(from_ns) for one in self.dispatchers)
 
     async def info(self) -> ConsumerInfo:
         """Configuration and progress; the sums of all shards, and each shard if it has several."""
@@ -214,10 +214,10 @@ class Consumer:
                 taken.append(item)
         if taken:
             dispatcher.flush()
-            applied = dispatcher.propose(_command(dispatcher.consumer, taken))
+            applied = _propose(dispatcher, _command(dispatcher.consumer, taken))
             dispatcher.track(applied)
-            postponed = [item.seq for item in taken if item.kind in ("nak", "in_progress")]
-            applied.add_done_callback(lambda done: dispatcher.acknowledged(postponed, done))
+            postponed = any(item.kind in ("nak", "in_progress") for item in taken)
+            applied.add_done_callback(partial(dispatcher.acknowledged, postponed=postponed))
             if sync:
                 expect(await applied, Done)
         return results
@@ -252,6 +252,31 @@ def _command(consumer: ConsumerMachine, items: list[AckItem]) -> Acknowledge:
     )
 
 
+def _propose(dispatcher: Dispatcher, acks: Acknowledge) -> asyncio.Future[Result]:
+    """Propose ``acks``, in several steps if acks with policy ``all`` settle very much."""
+    consumer = dispatcher.consumer
+    if consumer.config.ack_policy == "all" and acks.acked:
+        cuts = consumer.pending.cuts(max(acks.acked), _SETTLED_MAX)
+        if cuts:
+            return asyncio.ensure_future(_propose_in_steps(dispatcher, acks, cuts))
+    return dispatcher.propose(acks)
+
+
+async def _propose_in_steps(dispatcher: Dispatcher, acks: Acknowledge, cuts: list[int]) -> Result:
+    """Acknowledge up to each of ``cuts`` before ``acks``.
+
+    Each step is an entry, so none holds the event loop for long. If one is lost, the next settles
+    its messages too.
+    """
+    for number, seq in enumerate(cuts):
+        with begun(number > 0):
+            applied = dispatcher.propose(Acknowledge(acks.consumer_id, acks.epoch, [seq]))
+        await asyncio.wait([applied])
+        dispatcher.acknowledged(applied, postponed=False)
+    with begun():
+        return await dispatcher.propose(acks)
+
+
 async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
     await dispatcher.settle()
     pending = dispatcher.consumer.pending
@@ -260,7 +285,7 @@ async def _shard_info(dispatcher: Dispatcher) -> ConsumerShardInfo:
         delivered=dispatcher.consumer.delivered,
         ack_floor=dispatcher.consumer.floor,
         num_ack_pending=len(pending),
-        num_redelivered=sum(1 for one in pending.values() if one.attempts > 1),
+        num_redelivered=pending.redelivered,
         num_pending=await dispatcher.num_pending(),
     )
 

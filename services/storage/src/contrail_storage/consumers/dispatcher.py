@@ -11,8 +11,9 @@ after their commit.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from contrail_common import errors
@@ -30,9 +31,9 @@ from contrail_storage.consumers.pull_batch import (
     check_limits,
     without_payload,
 )
-from contrail_storage.consumers.redeliveries import Redeliveries
 from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.pending_deliveries import DUE_MAX
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Found, Reader
@@ -74,8 +75,6 @@ class Dispatcher:
 
     While there are some, the shard calls `wake` after each change.
     """
-    deadlines: Redeliveries = field(init=False)
-    """When pending messages are due again."""
     last_active_s: float = 0.0
     """Loop time of the last use by a client."""
     closed: bool = False
@@ -113,9 +112,11 @@ class Dispatcher:
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
         self._count = PendingCount(self.shard, self.reader)
-        self.deadlines = Redeliveries(self.consumer, self._deadlines_changed)
         self._exhaustion = Exhaustion(
-            self.deadlines, self._propose_exhaust, self._arm_deadline, self._arm_again
+            lambda: self.consumer.pending,
+            self._propose_exhaust,
+            self._arm_deadline,
+            self._arm_again,
         )
         self.touch()
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
@@ -129,13 +130,12 @@ class Dispatcher:
     def turn_to(self, consumer: ConsumerMachine) -> None:
         """Use an equal machine from now on, because the store was opened again."""
         self.consumer = consumer
-        self.deadlines.turn_to(consumer)
         self.reconfigured()
 
     def reconfigured(self) -> None:
-        """Read all deadlines again: the consumer's configuration has changed."""
+        """Look at all deadlines again: the consumer's configuration has changed."""
         self._config = self.consumer.config
-        self.deadlines.rebuild()
+        self.consumer.pending.note_all()
         self._deadlines_changed()
 
     def _deadlines_changed(self) -> None:
@@ -172,7 +172,6 @@ class Dispatcher:
     def close(self) -> None:
         """End the waiting pulls: the consumer or its stream is gone."""
         self.closed = True
-        self.deadlines.close()
         self._exhaustion.close()
         for later in (self._join_timer, self._deadline_timer):
             if later is not None:
@@ -279,14 +278,26 @@ class Dispatcher:
             await self._collect_new(batch)
 
     async def _collect_due(self, batch: Batch) -> list[int]:
-        """Select expired deliveries, ascending; return those that have no attempt left."""
+        """Select expired deliveries; return those that have no attempt left."""
         exhausted: list[int] = []
+        while not batch.full and len(exhausted) < DUE_MAX:
+            pending, now_ns = self.consumer.pending, self.log_time_ns()
+            due = pending.take_due(now_ns, self.in_flight, batch.left)
+            if not due:
+                break
+            try:
+                await self._take_due(batch, due, exhausted)
+            except BaseException:
+                self.consumer.pending.note([*due, *exhausted])
+                raise
+        return exhausted
+
+    async def _take_due(self, batch: Batch, due: list[int], exhausted: list[int]) -> None:
         limit = self.consumer.config.max_deliver
-        due = self.deadlines.take_due(self.log_time_ns(), self.in_flight)
         for at, seq in enumerate(due):
             if batch.full:
-                self.deadlines.note(due[at:])
-                break
+                self.consumer.pending.note(due[at:])
+                return
             block = await self.reader.block_at(self.shard, seq)
             pending = self.consumer.pending.get(seq)
             if pending is None:
@@ -303,8 +314,7 @@ class Dispatcher:
             if batch.take(selected, int(block.sizes()[position])):
                 self.in_flight.add(seq)
             else:
-                self.deadlines.note([seq])
-        return exhausted
+                self.consumer.pending.note([seq])
 
     def _ack_capacity(self) -> int:
         limit = self.consumer.config.max_ack_pending
@@ -317,7 +327,7 @@ class Dispatcher:
 
     def _fresh_in_flight(self) -> set[int]:
         """Sequences in flight that are not pending in the machine: first deliveries."""
-        return self.in_flight.difference(self.consumer.pending)
+        return self.in_flight - self.consumer.pending.among(self.in_flight)
 
     async def _collect_new(self, batch: Batch) -> None:
         capacity = self._ack_capacity()
@@ -469,11 +479,11 @@ class Dispatcher:
             self._undo(seqs)
             return
         self.in_flight.difference_update(seqs)
-        self.deadlines.note(seqs)
         self._arm_deadline()
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
-        if not self.consumer.pending.keys() >= set(seqs):
+        recorded = set(seqs)
+        if self.consumer.pending.among(recorded) != recorded:
             self.wake()  # messages that were removed before they were recorded leave capacity
 
     def _undo(self, seqs: list[int]) -> None:
@@ -486,7 +496,8 @@ class Dispatcher:
         if fresh:
             self.position = min(self.position, *fresh)
             self._count.invalidate()
-        self.reconfigured()
+        self.consumer.pending.note(seqs)
+        self._deadlines_changed()
 
     def _given_seq(self) -> int:
         """The highest sequence that is sent, not in flight and unknown to the machine."""
@@ -499,26 +510,21 @@ class Dispatcher:
         with contextlib.suppress(ApiError):  # if refused, they are due after ack_wait
             given_back = self.propose(Acknowledge(consumer.consumer_id, consumer.epoch, [], naks))
             self.track(given_back)
-            given_back.add_done_callback(lambda done: self.acknowledged(seqs, done))
+            given_back.add_done_callback(partial(self.acknowledged, postponed=True))
 
-    def acknowledged(self, postponed: list[int], done: "asyncio.Future[Result]") -> None:
-        """Note applied or lost acknowledgements. Those of ``postponed`` moved deadlines."""
+    def acknowledged(self, done: "asyncio.Future[Result]", *, postponed: bool) -> None:
+        """Note applied or lost acknowledgements; ``postponed``: they moved deadlines."""
         if has_failed(done) or self.closed:
             return
         if postponed:
-            self.postponed(postponed)
+            self._arm_deadline()
         self.wake()
-
-    def postponed(self, seqs: list[int]) -> None:
-        """Note moved deadlines of ``seqs`` (nak, in_progress)."""
-        self.deadlines.note(seqs)
-        self._arm_deadline()
 
     def _arm_deadline(self, soonest_s: float = 0) -> None:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
-        earliest_ns = self.deadlines.earliest_ns()
+        earliest_ns = self.consumer.pending.earliest_ns
         if self.closed or self.shard.damaged or earliest_ns is None:
             return
         delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s, _TIMER_MIN_S)
@@ -532,8 +538,8 @@ class Dispatcher:
     def _deadline_passed(self) -> None:
         self._deadline_timer = None
         self._notice_change()
-        self.deadlines.drop_stale()
-        earliest_ns = self.deadlines.earliest_ns()
+        self.consumer.pending.drop_stale(self.log_time_ns())
+        earliest_ns = self.consumer.pending.earliest_ns
         if earliest_ns is None:
             return
         if earliest_ns > self.log_time_ns():
@@ -561,10 +567,13 @@ class Dispatcher:
 
     def _count_out(self, low: int) -> int:
         """Count live messages from ``low`` on that are delivered already, see :meth:`_is_out`."""
-        out: list[Collection[int]] = [self.consumer.acked_ahead]
-        if low <= self._top_seq:
-            out += [self.consumer.pending.keys(), self.in_flight]
-        return count_live(self.shard.machine, low, out)
+        consumer, machine = self.consumer, self.shard.machine
+        out = count_live(machine, low, consumer.acked_ahead)
+        if low > self._top_seq:
+            return out
+        # A pending message is live.
+        fresh = self._fresh_in_flight() - consumer.acked_ahead
+        return out + consumer.pending.count_from(low) + count_live(machine, low, fresh)
 
 
 async def serve(

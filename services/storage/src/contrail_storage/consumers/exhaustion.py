@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from contrail_storage.consumers.redeliveries import Redeliveries
+from contrail_storage.core.pending_deliveries import PendingDeliveries
 from contrail_storage.core.results import Result
 from contrail_storage.replica.entries import has_failed
 
 RETRY_S: Final = 0.1
 """Pause after a command that was refused or lost."""
-_CHECKED: Final = 2_000
-"""Pending messages that are checked in one step."""
 
 Arm = Callable[[float], None]
 
@@ -19,20 +17,21 @@ Arm = Callable[[float], None]
 class Exhaustion:
     """Gives up on the messages of one consumer."""
 
-    __slots__ = ("_arm", "_arm_again", "_deadlines", "_propose", "_task")
+    __slots__ = ("_arm", "_arm_again", "_pending", "_propose", "_task")
 
     def __init__(
         self,
-        deadlines: Redeliveries,
+        pending: Callable[[], PendingDeliveries],
         propose: "Callable[[list[int]], asyncio.Future[Result]]",
         arm: Arm,
         arm_again: Arm,
     ) -> None:
-        """``arm`` sets the timer for the earliest deadline; ``arm_again``, unless one is set.
+        """``pending`` returns the consumer's deliveries.
 
-        Their argument is how many seconds from now the timer is due at the earliest.
+        ``arm`` sets the timer for the earliest deadline; ``arm_again``, unless one is set. Their
+        argument is how many seconds from now the timer is due at the earliest.
         """
-        self._deadlines = deadlines
+        self._pending = pending
         self._propose = propose
         self._arm = arm
         self._arm_again = arm_again
@@ -41,14 +40,17 @@ class Exhaustion:
 
     def give_up(self, seqs: list[int]) -> "asyncio.Future[Result]":
         """Propose to give up on ``seqs``, which are due. If that fails, they are due again."""
-        future = self._propose(seqs)
-        future.add_done_callback(self._given_up)
+        try:
+            future = self._propose(seqs)
+        except BaseException:
+            self._pending().note(seqs)
+            raise
+        future.add_done_callback(lambda done: self._given_up(seqs, done))
         return future
 
-    def _given_up(self, done: "asyncio.Future[Result]") -> None:
+    def _given_up(self, seqs: list[int], done: "asyncio.Future[Result]") -> None:
         if has_failed(done):
-            # The deadlines of these messages were taken out of the heap.
-            self._deadlines.rebuild()
+            self._pending().note(seqs)
             self._arm(RETRY_S)
         else:
             self._arm(0)
@@ -63,14 +65,16 @@ class Exhaustion:
             self._task.add_done_callback(self._searched)
 
     async def _search(self, limit: int, now_ns: Callable[[], int]) -> None:
-        seqs = self._deadlines.pending_seqs()
         later_ns: list[int] = []
-        for start in range(0, len(seqs), _CHECKED):
-            some, at_ns = seqs[start : start + _CHECKED], now_ns()
-            next_ns = self._deadlines.next_last_ns(some, limit, at_ns)
-            if next_ns is not None:
-                later_ns.append(next_ns)
-            over = self._deadlines.are_over(some, limit, at_ns)
+        from_seq: int | None = 0
+        while from_seq is not None:
+            at_ns = now_ns()
+            entries, from_seq = self._pending().read_from(from_seq)
+            last = [
+                (seq, item.deadline_ns) for seq, item in entries.items() if item.attempts >= limit
+            ]
+            later_ns += sorted(due_ns for _, due_ns in last if due_ns > at_ns)[:1]
+            over = [seq for seq, due_ns in last if due_ns <= at_ns]
             if over:
                 await self.give_up(over)
             else:

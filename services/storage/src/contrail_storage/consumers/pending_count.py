@@ -1,11 +1,10 @@
 """The number of messages that a consumer has not delivered: counted once, then kept up to date."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contrail_common.arrays import distinct
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.subjects.filters import SubjectFilter
@@ -80,12 +79,12 @@ class PendingCount:
         return int(np.count_nonzero(due)) + after
 
 
-def count_live(machine: StreamMachine, low: int, groups: Sequence[Collection[int]]) -> int:
-    """Count the live messages from ``low`` on whose sequences are in any of ``groups``.
+def count_live(machine: StreamMachine, low: int, seqs: Set[int]) -> int:
+    """Count the live messages from ``low`` on that are among ``seqs``.
 
     100,000 sequences take about 4 ms: nothing is done for each of them in Python.
     """
-    if not any(groups):
+    if not seqs:
         return 0
-    seqs = np.concatenate([np.fromiter(group, np.int64, len(group)) for group in groups])
-    return int(np.count_nonzero(machine.deleted.are_live(distinct(seqs[seqs >= low]))))
+    found = np.fromiter(seqs, np.int64, len(seqs))
+    return int(np.count_nonzero(machine.deleted.are_live(found[found >= low])))

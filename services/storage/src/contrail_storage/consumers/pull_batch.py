@@ -49,7 +49,8 @@ class Batch:
         self.full = False
         self.too_large = 0
         """Size of the first message if it alone exceeds ``max_bytes``, else 0."""
-        self._left = request.batch
+        self.left = request.batch
+        """Messages that it may still take."""
         self._bytes = 0
         self._bytes_max = request.max_bytes or PULL_BYTES_MAX
         self._strict = request.max_bytes > 0
@@ -71,8 +72,8 @@ class Batch:
             return False
         self.selected.append(item)
         self._bytes += size
-        self._left -= 1
-        self.full = self._left <= 0
+        self.left -= 1
+        self.full = self.left <= 0
         return True
 
 

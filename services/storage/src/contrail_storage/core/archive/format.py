@@ -27,7 +27,8 @@ from typing import Final, NamedTuple, TypeVar
 import crc32c
 import msgspec
 
-from contrail_storage.core.consumer_machine import Pending, Snapshot
+from contrail_storage.core.consumer_machine import Snapshot
+from contrail_storage.core.pending_deliveries import Pending
 
 MAGIC: Final = b"CTRLSNAP"
 VERSION: Final = 2

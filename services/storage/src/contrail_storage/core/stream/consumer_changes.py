@@ -137,7 +137,7 @@ def forget_gone(
     A delivery is recorded after it was sent. A message that was removed in between must leave
     pending here: its removal is over, so no later command would do it.
     """
-    gone = [seq for seq in seqs if seq in consumer.pending and not state.is_live(seq)]
+    gone = [seq for seq in seqs if not state.is_live(seq) and seq in consumer.pending]
     if gone:
         consumer.change(Gone(gone), step)
 

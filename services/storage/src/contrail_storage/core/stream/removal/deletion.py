@@ -81,7 +81,7 @@ def finish_removal(state: ShardState, step: Step, seqs: I64Array) -> None:
     gone = set(seqs.tolist()) if consumers else set()
     for consumer in consumers:
         given_up = {seq for seq in gone if seq in consumer.given_up}
-        forgotten = sorted(given_up.union(consumer.pending.keys() & gone))
+        forgotten = sorted(given_up | consumer.pending.among(gone))
         if forgotten:
             consumer.change(Gone(forgotten), step)
     if int(seqs[0]) == state.counters.first_seq or not state.counters.messages:
