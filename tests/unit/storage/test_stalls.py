@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from contrail_common.model import PublishMessage, StreamConfig
+from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_common.timeunits import NS_PER_S
+from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
@@ -27,6 +29,9 @@ PATIENCE_S = 120.0
 SUBJECTS_EACH = 16
 STREAMS = 500
 BATCH = 1_000
+PENDING = 50_000
+PULLED = 10_000
+ACKS = 100
 Scene = Callable[[LocalLink], Coroutine[Any, Any, None]]
 
 
@@ -99,3 +104,44 @@ def test_start_with_many_streams(tmp_path: Path) -> None:
 
     play(tmp_path, scene)
     asyncio.run(assert_no_stall(start_and_stop))
+
+
+@pytest.mark.long
+def test_acknowledgements_of_all_with_many_pending(tmp_path: Path) -> None:
+    """Acknowledge 100 deliveries with all before them, of 50,000 that are pending."""
+
+    async def fill(link: LocalLink) -> PullRequest:
+        await make_stream(link, 0)
+        await publish_all(link, "S0", ["s0.0.x"] * PENDING)
+        config = ConsumerConfig(
+            name="C", durable=True, ack_policy="all", max_ack_pending=-1, ack_wait_ns=long_ns
+        )
+        await link.put_consumer("S0", config, "create", None, False)
+        return PullRequest(stream="S0", consumer="C", batch=PULLED, no_wait=True)
+
+    long_ns = 3_600 * NS_PER_S
+
+    async def scene(link: LocalLink) -> None:
+        pull = await fill(link)
+        pulled = [await link.pull(pull) for _ in range(PENDING // PULLED)]
+        sequences = itertools.count(1)
+
+        async def operation() -> None:
+            items = [
+                AckItem(
+                    shard_id=pulled[0].shard_id,
+                    consumer_id=pulled[0].consumer_id,
+                    epoch=pulled[0].epoch,
+                    seq=next(sequences),
+                    kind="ack",
+                )
+                for _ in range(ACKS)
+            ]
+            results = await link.acknowledge("S0", "C", items, True)
+            assert not any(result.code for result in results)
+
+        await assert_no_stall(operation)
+        info = await link.consumer_info("S0", "C")
+        assert info.num_ack_pending == PENDING - next(sequences) + 1
+
+    play(tmp_path, scene)
