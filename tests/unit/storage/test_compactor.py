@@ -309,7 +309,7 @@ def test_failing_disk_is_said_in_a_line_and_keeps_no_stream_in_memory_waiting(
             await node.until_written()
             node.writer.failed = True
             bounds = CompactorBounds(0.001, 1 << 40)
-            compactor = Compactor(node.streams.shards, node.blocks, node.applier, bounds)
+            compactor = Compactor(node.streams.is_listed, node.blocks, node.applier, bounds)
             with capture_logs() as lines:
                 running_on = asyncio.create_task(compactor.run())
                 while not lines:

@@ -5,7 +5,7 @@ The operation runs on little content first, which loads what is imported at the 
 
 Not within the bound yet, and so without a test: an expectation about a wildcard, a filtered
 consumer, pages of subject counts, and a wildcard purge, all on many subjects; many messages without
-a match before one with a match; many idle streams with `max_age`.
+a match before one with a match.
 """
 
 import asyncio
@@ -56,10 +56,10 @@ def play(data_dir: Path, scene: Scene) -> None:
     asyncio.run(whole())
 
 
-async def make_stream(link: LocalLink, number: int) -> None:
+async def make_stream(link: LocalLink, number: int, **fields: Any) -> None:
     """A stream on 16 subjects of its own."""
     subjects = tuple(f"s{number}.{other}.>" for other in range(SUBJECTS_EACH))
-    config = StreamConfig(name=f"S{number}", subjects=subjects)
+    config = StreamConfig(name=f"S{number}", subjects=subjects, **fields)
     await link.put_stream(config, "create", None, False)
 
 
@@ -145,3 +145,25 @@ def test_acknowledgements_of_all_with_many_pending(tmp_path: Path) -> None:
         assert info.num_ack_pending == PENDING - next(sequences) + 1
 
     play(tmp_path, scene)
+
+
+@pytest.mark.long
+def test_first_ticks_with_many_streams_and_consumers(tmp_path: Path) -> None:
+    """Streams with `max_age`, whose first messages a start does not read, and their consumers."""
+
+    async def scene(link: LocalLink) -> None:
+        for number in range(STREAMS):
+            await make_stream(link, number, max_age_ns=3_600 * NS_PER_S)
+            await publish_all(link, f"S{number}", [f"s{number}.7.new"] * 3)
+            consumer = ConsumerConfig(name="c", durable=True, inactive_threshold_ns=NS_PER_S << 10)
+            await link.put_consumer(f"S{number}", consumer, "create", None, False)
+
+    async def start_and_tick() -> None:
+        node = await started(tmp_path)
+        for _ in range(3):
+            await node._housekeeper.tick()
+            await node.compactor.tick()
+        await node.stop()
+
+    play(tmp_path, scene)
+    asyncio.run(assert_no_stall(start_and_tick))

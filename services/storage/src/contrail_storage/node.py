@@ -113,7 +113,7 @@ class StorageNode:
             options.merge_blocks,
         )
         self.applier.on_stopped = lambda shard: self.spawn(
-            reload_shard(shard, self.blocks, self._scan, self.until_written)
+            reload_shard(shard, self.applier, self.blocks, self._scan, self.until_written)
         )
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
@@ -235,7 +235,9 @@ class StorageNode:
             encrypts=self.keyring is not None,
         )
         self.restores = Restores(self.streams, self.subject_keys)
-        self.consumers = ConsumerManager(self.streams, self.shard_logs, self.reader, clock)
+        self.consumers = ConsumerManager(
+            self.streams, self.shard_logs, self.reader, clock, self.applier.changes
+        )
         self.shredder = Shredder(
             self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
         )

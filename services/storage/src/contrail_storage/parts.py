@@ -40,9 +40,15 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
     )
     due = DueMessages(node.reader, node.shard_logs, node.blocks, store.scan, node.until_written)
     housekeeper = Housekeeper(
-        node.streams, node.consumers, node.shard_logs, node.blocks, clock, due
+        node.streams,
+        node.consumers,
+        node.shard_logs,
+        node.applier.shards,
+        node.applier.changes.shards,
+        clock,
+        due,
     )
-    compactor = Compactor(node.streams.shards, node.blocks, node.applier, options.compactor)
+    compactor = Compactor(node.streams.is_listed, node.blocks, node.applier, options.compactor)
     reclaimer = Reclaimer(
         node.raw_store, is_short=lambda: node.disk_budget.short and not node.failure
     )

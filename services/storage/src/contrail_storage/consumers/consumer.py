@@ -20,6 +20,7 @@ from contrail_common.model import (
     ConsumerShardInfo,
     SequencePair,
 )
+from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
 from contrail_storage.consumers.ack_none import AckNoneDispatcher
 from contrail_storage.consumers.binding import Binding
@@ -136,21 +137,35 @@ class Consumer:
         self._bindings.add(binding)
         return binding
 
-    def is_idle(self, now_s: float, log_ns: int) -> bool:
-        """Whether nobody has used the consumer for its ``inactive_threshold``, on any shard."""
+    @property
+    def inactive_threshold_ns(self) -> int:
+        """The time without use after which the consumer is removed; 0: never."""
         config = self.machine.config
-        threshold_ns = config.inactive_threshold_ns
-        if not threshold_ns and not config.durable:
-            threshold_ns = INACTIVE_THRESHOLD_NS
-        if not threshold_ns or self._bindings:
-            return False
-        if (now_s - max(one.last_active_s for one in self.dispatchers)) * 1e9 <= threshold_ns:
-            return False
-        if any(one.waiters for one in self.dispatchers):
-            return False
-        # A client with a delivery is at work until its ack is due (JetStream's rule).
-        from_ns = log_ns - threshold_ns
-        return not any(one.consumer.pending.is_any_due_from(from_ns) for one in self.dispatchers)
+        if config.inactive_threshold_ns or config.durable:
+            return config.inactive_threshold_ns
+        return INACTIVE_THRESHOLD_NS
+
+    def inactive_from_s(self, now_s: float) -> float | None:
+        """The loop time from which on the consumer is inactive if nobody uses it; None: never.
+
+        It is not known while somebody uses the consumer now; then it is the earliest time possible.
+        Deliveries may keep the consumer active for longer, see `is_at_work`.
+        """
+        threshold_s = self.inactive_threshold_ns / NS_PER_S
+        if not threshold_s:
+            return None
+        # The end of a binding or pull is a use.
+        if self._bindings or any(one.waiters for one in self.dispatchers):
+            return now_s + threshold_s
+        return max(one.last_active_s for one in self.dispatchers) + threshold_s
+
+    def is_at_work(self, log_ns: int) -> bool:
+        """Whether some delivery was to be acknowledged within the last ``inactive_threshold``.
+
+        A client with a delivery is at work until its ack is due (JetStream's rule).
+        """
+        from_ns = log_ns - self.inactive_threshold_ns
+        return any(one.consumer.pending.is_any_due_from(from_ns) for one in self.dispatchers)
 
     async def info(self) -> ConsumerInfo:
         """Configuration and progress; the sums of all shards, and each shard if it has several."""

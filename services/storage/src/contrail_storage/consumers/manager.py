@@ -1,7 +1,10 @@
 """Managing consumers on a node: find, create, update and remove them."""
 
 import asyncio
+import sys
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Final
 
 import msgspec
 
@@ -13,12 +16,14 @@ from contrail_link.contract.streams import CreateMode
 from contrail_storage.consumers.consumer import Consumer, dispatcher_kind
 from contrail_storage.consumers.consumer_puts import ATTEMPTS, is_settled, named
 from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.inactive import InactiveConsumers
 from contrail_storage.consumers.sharded_puts import ShardedPuts
 from contrail_storage.consumers.starts import Starts
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result
 from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.changes import Changes, ConsumerKey, take
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
@@ -27,15 +32,20 @@ from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.sharded_state import bad_cursor
 from contrail_storage.streams.stream import Stream
 
-_Key = tuple[int, int]
-"""The id of the stream's first shard, and the consumer's id there. Neither is used twice."""
+_TOGETHER: Final = 1_000
+"""Changes that are noticed in one turn of the event loop."""
 
 
 class ConsumerManager:
     """The consumers of this node's streams, with a `Consumer` for each one that is in use."""
 
     def __init__(
-        self, streams: StreamManager, shard_log: ShardLog, reader: Reader, clock: LogTime
+        self,
+        streams: StreamManager,
+        shard_log: ShardLog,
+        reader: Reader,
+        clock: LogTime,
+        changes: Changes,
     ) -> None:
         self._streams = streams
         self._shard_log = shard_log
@@ -43,8 +53,12 @@ class ConsumerManager:
         self._clock = clock
         self._starts = Starts(streams, reader)
         self._sharded = ShardedPuts(self._propose, self.find, self._starts)
-        # Those that were asked for and are not known to be gone; `find` checks them.
-        self._consumers: dict[_Key, Consumer] = {}
+        # Those that were asked for and are not known to be gone; `find` checks them. By the id of
+        # the stream's first shard and the consumer's id there.
+        self._consumers: dict[int, dict[int, Consumer]] = {}
+        # `close_gone` takes those of consumers.
+        self._changes = changes
+        self._inactive = InactiveConsumers(self._find_upkept, self._drop_inactive, clock.now)
         # Held while a consumer on several shards is created, changed, removed or reconciled.
         self._lock = asyncio.Lock()
 
@@ -57,15 +71,15 @@ class ConsumerManager:
         removed right now, and is not on all shards, is not found.
         """
         machine = _machine(stream, stream.shards[0], name)
-        key = machine.shard_id, machine.consumer_id
-        consumer = self._consumers.get(key)
+        consumer = self._consumers.get(machine.shard_id, {}).get(machine.consumer_id)
         if consumer is not None:
             if consumer.is_current() or consumer.rebind():
                 return consumer
-            self._forget(key)
+            self._forget(machine.shard_id, machine.consumer_id)
         machines = [machine, *(_machine(stream, one, name) for one in stream.shards[1:])]
         dispatchers = list(map(self._dispatcher, stream.shards, machines))
-        consumer = self._consumers[key] = Consumer(stream, dispatchers, self._streams.is_listed)
+        consumer = Consumer(stream, dispatchers, self._streams.is_listed)
+        self._consumers.setdefault(machine.shard_id, {})[machine.consumer_id] = consumer
         return consumer
 
     def _dispatcher(self, shard: Shard, machine: ConsumerMachine) -> Dispatcher:
@@ -77,10 +91,16 @@ class ConsumerManager:
         kind = dispatcher_kind(machine.config)
         return kind(shard, machine, self._reader, propose, self._clock.now)
 
-    def _forget(self, key: _Key) -> None:
-        consumer = self._consumers.pop(key, None)
+    def _forget(self, shard_id: int, consumer_id: int) -> None:
+        known = self._consumers.get(shard_id, {})
+        consumer = known.pop(consumer_id, None)
         if consumer is not None:
             consumer.close()
+            if not known:
+                del self._consumers[shard_id]
+
+    def _all(self) -> list[Consumer]:
+        return [one for known in self._consumers.values() for one in known.values()]
 
     async def infos(self, stream: Stream, after: str, limit: int) -> list[ConsumerInfo]:
         """The first ``limit`` consumers of a stream, by name, whose names are above ``after``."""
@@ -179,7 +199,7 @@ class ConsumerManager:
             with begun(not is_first):
                 expect(await self._propose(shard, drop), Done)
             if is_first:
-                self._forget((machine.shard_id, machine.consumer_id))
+                self._forget(machine.shard_id, machine.consumer_id)
             with suppress(ApiError):  # the housekeeper continues it
                 await self._streams.removals.enforce_interest(shard)
 
@@ -188,46 +208,91 @@ class ConsumerManager:
 
     # Upkeep --------------------------------------------------------------------------------------
 
-    def close_gone(self) -> None:
-        """Close the consumers that are gone, or whose streams are."""
-        for key, consumer in list(self._consumers.items()):
-            if not (consumer.stream.exists and (consumer.is_current() or consumer.rebind())):
-                self._forget(key)
+    def close_gone(self, most: int = sys.maxsize) -> bool:
+        """Close the consumers that are gone, or whose streams are, after changes.
+
+        Looks at up to ``most`` changes, and returns whether there were any.
+        """
+        streams = take(self._changes.all_consumers, most)
+        consumers = take(self._changes.consumers, most)
+        for shard_id, consumer_id in consumers:
+            stream = self._streams.stream_of(shard_id)
+            if stream is None or stream.entry.shard_id == shard_id:
+                self._notice(shard_id, consumer_id)
+            else:
+                self._notice_of_shard(stream, shard_id, consumer_id)
+        for shard_id in streams:
+            stream = self._streams.stream_of(shard_id)
+            first_id = shard_id if stream is None else stream.entry.shard_id
+            there = set() if stream is None else stream.shards[0].machine.consumers.keys()
+            for consumer_id in there | self._consumers.get(first_id, {}).keys():
+                self._notice(first_id, consumer_id)
+        return bool(streams or consumers)
+
+    def _notice_of_shard(self, stream: Stream, shard_id: int, consumer_id: int) -> None:
+        """Notice a consumer that changed on another shard than the first, if it can be known."""
+        first = stream.shards[0].machine
+        machine = stream.shards[shard_id - first.shard_id].machine.consumers.get(consumer_id)
+        if machine is not None:
+            consumer_id = first.consumer_ids.get(machine.config.name, 0)
+            self._notice(first.shard_id, consumer_id)
+        else:  # it is gone from this shard, and its name with it
+            for consumer_id in list(self._consumers.get(first.shard_id, ())):
+                self._notice(first.shard_id, consumer_id)
+
+    def _notice(self, shard_id: int, consumer_id: int) -> None:
+        consumer = self._consumers.get(shard_id, {}).get(consumer_id)
+        if consumer is not None and not (
+            consumer.stream.exists and (consumer.is_current() or consumer.rebind())
+        ):
+            self._forget(shard_id, consumer_id)
+        self._inactive.note([(shard_id, consumer_id)])
 
     def rebound(self) -> None:
         """Use the new machines of the shards on disk, which are equal to the old ones."""
-        for key, consumer in list(self._consumers.items()):
+        for consumer in self._all():
+            first = consumer.machine
             if not consumer.rebind():
-                self._forget(key)
+                self._forget(first.shard_id, first.consumer_id)
 
     def flush(self) -> None:
         """Propose deliveries that are not recorded yet."""
-        for consumer in self._consumers.values():
+        for consumer in self._all():
             consumer.flush()
 
     def new_term(self) -> None:
         """Begin a term as leader."""
-        for consumer in self._consumers.values():
+        for consumer in self._all():
             consumer.new_term()
 
     async def drop_inactive(self) -> None:
-        """Remove consumers that nobody has used for their ``inactive_threshold``."""
-        now_s = asyncio.get_running_loop().time()
-        # Streams in memory first, so that their work is done even if the log fails.
-        for stream in sorted(self._streams.listed(), key=lambda one: not one.in_memory):
-            for name in list(stream.shards[0].machine.consumer_ids):
-                if not stream.exists or any(shard.damaged for shard in stream.shards):
-                    break  # perhaps only since another consumer was removed
-                with suppress(ApiError):  # changed or removed meanwhile
-                    await self._drop_if_idle(stream, name, now_s)
+        """Remove consumers that nobody has used for their ``inactive_threshold``.
 
-    async def _drop_if_idle(self, stream: Stream, name: str, now_s: float) -> None:
-        consumer = self.find(stream, name)
-        if not consumer.is_idle(now_s, self._clock.now()):
-            return
-        async with self._changing(stream):
-            if consumer.is_current() and consumer.is_idle(now_s, self._clock.now()):
-                await self._drop(stream, name, consumer.machine.version)
+        Costs by what changed and by what is due, not by the number of consumers.
+        """
+        more = True
+        while more:
+            more = self.close_gone(_TOGETHER)
+            await asyncio.sleep(0)
+        await self._inactive.drop()
+
+    def _find_upkept(self, key: ConsumerKey) -> Consumer | None:
+        """The consumer if it needs an object even when nobody uses it; None if not, or if gone."""
+        stream = self._streams.stream_of(key[0])
+        machine = None if stream is None else stream.shards[0].machine.consumers.get(key[1])
+        if stream is None or machine is None:
+            return None
+        config = machine.config
+        # A consumer with `max_deliver` gives up on messages, even if nobody pulls.
+        if config.durable and not config.inactive_threshold_ns and config.max_deliver <= 0:
+            return None
+        return self.find(stream, config.name)
+
+    async def _drop_inactive(self, consumer: Consumer, is_inactive: Callable[[], bool]) -> None:
+        async with self._changing(consumer.stream):
+            if consumer.is_current() and is_inactive():
+                machine = consumer.machine
+                await self._drop(consumer.stream, machine.config.name, machine.version)
 
     async def reconcile_all(self) -> None:
         """Finish or undo changes of consumers on several shards that a crash interrupted."""

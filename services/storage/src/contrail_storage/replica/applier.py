@@ -18,13 +18,16 @@ from contrail_storage.core.commands import (
     DropStream,
     Entry,
     FinishRestore,
+    ListStream,
     RestorePart,
+    UnlistStream,
     decode_entry,
 )
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Refused, Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.advisories import AdvisoryHub
+from contrail_storage.replica.changes import Changes
 from contrail_storage.replica.entries import EntryContext, Unapplied
 from contrail_storage.replica.shard import Shard, SmallRun
 from contrail_storage.replica.store_writer import (
@@ -117,6 +120,8 @@ class Applier:
         """The latest time of an applied entry, in log time."""
         self.unwritten_bytes = 0
         """Bytes of applied entries that the store does not have yet."""
+        self.changes = Changes()
+        """What the applied commands changed."""
         self._blocks = blocks
         self._writer = writer
         self._on_written = on_written
@@ -186,6 +191,8 @@ class Applier:
         for shard_id, command in entry.commands:
             if shard_id == META_SHARD:
                 results.append(self.meta.apply(command, writes))
+                if isinstance(command, (ListStream, UnlistStream)):
+                    self._note_listing(command.name)
                 if writes.advisories:
                     self._notify(writes, entry.time_ns)
                 continue
@@ -200,6 +207,7 @@ class Applier:
             existed = shard.machine.exists
             result = self._apply_to(shard, index, entry.time_ns, command, writes)
             results.append(result)
+            self._note_change(shard, existed, command, result)
             if writes.advisories:
                 self._notify(writes, entry.time_ns, shard.name)
             if isinstance(result, ConsumerPut) and not result.created:
@@ -208,6 +216,24 @@ class Applier:
                 # Numbering may begin above 1; there are no messages below to wait for.
                 shard.applied_seq = shard.machine.counters.last_seq
         return results
+
+    def _note_change(
+        self, shard: Shard, existed: bool, command: Command, result: Result | Unapplied
+    ) -> None:
+        machine, changes = shard.machine, self.changes
+        changes.shards.add(machine.shard_id)
+        if machine.deleted.touched:
+            changes.deletions.add(machine.shard_id)
+        if existed != machine.exists or isinstance(command, AcceptLoss):
+            changes.note_all(machine.shard_id)
+        elif not isinstance(result, Unapplied):
+            changes.note_consumer(machine.shard_id, command, result)
+
+    def _note_listing(self, name: str) -> None:
+        """Note all shards of a stream: whether it is listed, or its subjects, may have changed."""
+        entry = self.meta.streams.get(name)
+        for shard_id in entry.shard_ids if entry is not None else ():
+            self.changes.note_all(shard_id)
 
     def _notify(self, writes: Writes, time_ns: int, stream: str = "") -> None:
         self._advisories.notify(writes.advisories, time_ns, stream)
@@ -317,6 +343,7 @@ class Applier:
             known.damaged, known.stopped = shard.damaged or lasting, shard.stopped
             known.applied_seq = max(known.applied_seq, shard.applied_seq)
             known.notify()
+            self.changes.note_all(shard_id)
         self.written_indexes.update(fresh.written_indexes)
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
 
@@ -329,6 +356,8 @@ class Applier:
         shard = self.shards.get(shard_id)
         if shard is None:
             return
+        if shard.machine.deleted.touched:
+            self.changes.deletions.add(shard_id)  # blocks that waited for a merge may not any more
         # A large block ends all runs: blocks are merged with their neighbours only.
         if span.bytes > _SMALL_BYTES or span.count > _SMALL_MESSAGES:
             shard.small_runs.clear()

@@ -36,6 +36,7 @@ def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStor
                     blocks.forget(shard_id)
                     continue
                 applier.shards[shard_id] = shard
+                applier.changes.note_all(shard_id)
                 if shard.machine.exists:
                     last_ns = shard.machine.counters.last_time_ns
                     applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
@@ -76,7 +77,11 @@ def load_shard(scan: Scan, shard_id: int, blocks: BlockStore) -> Shard:
 
 
 async def reload_shard(
-    shard: Shard, blocks: BlockStore, scan: Scan, until_written: Callable[[], Awaitable[None]]
+    shard: Shard,
+    applier: Applier,
+    blocks: BlockStore,
+    scan: Scan,
+    until_written: Callable[[], Awaitable[None]],
 ) -> None:
     """Reload a stopped shard from the store, because its state may be partly changed.
 
@@ -95,6 +100,7 @@ async def reload_shard(
     if shard.stopped and shard.machine.exists:  # otherwise the stream has been removed
         shard.machine = machine
         shard.applied_seq = machine.counters.last_seq
+        applier.changes.note_all(shard_id)
 
 
 def stored_machines(applier: Applier) -> dict[int, StreamMachine]:

@@ -57,7 +57,10 @@ class Shard:
     stay_below: int = 0
     """No live message below this sequence is ever removed for its age."""
     oldest: tuple[int, int] = (0, 0)
-    """Sequence and time of the first other message, as of the last look."""
+    """Sequence and time of the first other message, as of the last look; (0, 0) before that.
+
+    All later messages have this time or a later one.
+    """
 
     @property
     def in_memory(self) -> bool:

@@ -181,17 +181,17 @@ class StreamManager:
 
     def is_listed(self, number: int) -> bool:
         """Whether a listed stream has a shard with the id ``number``. Needs no search."""
+        return self.stream_of(number) is not None
+
+    def stream_of(self, number: int) -> Stream | None:
+        """The listed stream that has a shard with the id ``number``, or None. Needs no search."""
         shard = self._shards.get(number)
         record = None if shard is None else shard.machine.record
         if record is None:
-            return False
+            return None
         entry = self._meta.streams.get(record.config.name)
         stream = self._current(record.config.name, entry)
-        return stream is not None and number in stream.entry.shard_ids
-
-    def listed_shard_ids(self) -> set[int]:
-        """Ids of the shards of all listed streams."""
-        return {shard_id for stream in self.listed() for shard_id in stream.entry.shard_ids}
+        return stream if stream is not None and number in stream.entry.shard_ids else None
 
     def taken_shard_ids(self) -> set[int]:
         """Shard ids of all streams, including those half made or not completely removed."""

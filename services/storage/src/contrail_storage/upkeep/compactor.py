@@ -17,6 +17,7 @@ from contrail_common.columns.blocks import Block
 from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
 from contrail_storage.replica.applier import Applier
+from contrail_storage.replica.changes import take
 from contrail_storage.replica.shard import Shard, in_memory_first
 from contrail_storage.replica.store_writer import RewriteJob
 from contrail_storage.store.block_store import (
@@ -67,16 +68,18 @@ class Compactor:
 
     def __init__(
         self,
-        shards: Callable[[], list[Shard]],
+        is_listed: Callable[[int], bool],
         blocks: BlockStore,
         applier: Applier,
         bounds: CompactorBounds,
     ) -> None:
+        """``is_listed`` returns whether a listed stream has a shard with that id."""
         self.counts = CompactCounts()
-        self._shards = shards
+        self._is_listed = is_listed
         self._blocks = blocks
         self._applier = applier
         self._bounds = bounds
+        self._ticking = asyncio.Lock()
 
     async def run(self) -> None:
         """Reclaim space until cancelled."""
@@ -102,9 +105,20 @@ class Compactor:
 
     async def tick(self) -> None:
         """Check the pages with deletions since the last tick. Raises StoreFailedError."""
-        for shard in in_memory_first(self._shards()):  # a failing disk does not affect these
-            if shard.machine.exists and not shard.damaged and shard.machine.deleted.touched:
-                await self._compact(shard)
+        changed, shards = self._applier.changes.deletions, self._applier.shards
+        async with self._ticking:
+            ids = [one for one in take(changed) if one in shards and self._is_listed(one)]
+            left = in_memory_first([shards[one] for one in ids])  # a failing disk spares these
+            left.reverse()
+            try:
+                while left:
+                    shard = left[-1]
+                    machine = shard.machine
+                    if machine.exists and not shard.damaged and machine.deleted.touched:
+                        await self._compact(shard)
+                    left.pop()
+            finally:
+                changed.update(shard.machine.shard_id for shard in left)
 
     async def _compact(self, shard: Shard) -> None:
         touched = shard.machine.deleted.touched
@@ -124,7 +138,10 @@ class Compactor:
                     touched.update(pages[checked:])
                     raise
                 if not made:
-                    touched.add(page)  # to be checked again
+                    # To be checked again: when messages or blocks change, or if they just have.
+                    touched.add(page)
+                    if settled:
+                        self._applier.changes.deletions.add(shard.machine.shard_id)
                     break
                 seq = found.span.end_seq
             if not shard.machine.exists or shard.damaged:

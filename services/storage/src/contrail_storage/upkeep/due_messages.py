@@ -29,6 +29,7 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.streams.stream import shard_state
 
 _MESSAGES_MAX: Final = 4_096
 _ROWS_MAX: Final = 4_096
@@ -93,7 +94,7 @@ class DueMessages:
             if shard.machine.config.sealed:
                 return
             by_row = shard.machine.deadlines.earliest_ns <= now_ns
-            if not by_row and not (ages_singly(shard) and await self._age_is_due(shard, now_ns)):
+            if not by_row and not (ages_singly(shard) and await self.age_is_due(shard, now_ns)):
                 return
             # Until the command is applied, no other removal may take the messages that it names as
             # the remaining ones of their subjects.
@@ -174,8 +175,12 @@ class DueMessages:
 
     # By age --------------------------------------------------------------------------------------
 
-    async def _age_is_due(self, shard: Shard, now_ns: int) -> bool:
-        """Whether the oldest message that is subject to age exceeds ``max_age``."""
+    async def age_is_due(self, shard: Shard, now_ns: int) -> bool:
+        """Whether the oldest message that is subject to age exceeds ``max_age``.
+
+        Reads a block at most once for each message that is the oldest, and never on the event
+        loop. Raises ApiError, StoreError.
+        """
         machine = shard.machine
         max_age_ns = machine.config.max_age_ns
         if not max_age_ns or shard.stay_below > shard.applied_seq:
@@ -185,8 +190,10 @@ class DueMessages:
             from_seq = max(shard.stay_below, machine.counters.first_seq)
             seq = first_outside((machine.deleted, machine.exempt), from_seq, shard.applied_seq)
             shard.stay_below = seq
-            block = await self._reader.block_at(shard, seq) if seq <= shard.applied_seq else None
-            if block is None or block.base_seq > seq:
+            block = await self._reader.block_of(shard, seq) if seq <= shard.applied_seq else None
+            if block is None:
+                if machine.is_live(seq) and seq <= shard.applied_seq:
+                    shard_state(shard)  # the block is lost: raises DATA_LOST
                 return False
             time_ns = int(block.times_ns[seq - block.base_seq])
             shard.oldest = seq, time_ns

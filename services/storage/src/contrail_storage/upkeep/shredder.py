@@ -36,8 +36,8 @@ _log = structlog.get_logger("contrail.subject_keys")
 class Streams(Protocol):
     """The part of the stream manager that the shredder uses."""
 
-    def listed_shard_ids(self) -> set[int]:
-        """Ids of the shards of all listed streams."""
+    def is_listed(self, number: int) -> bool:
+        """Whether a listed stream has a shard with the id ``number``."""
         ...
 
     def taken_shard_ids(self) -> set[int]:
@@ -161,11 +161,10 @@ class Shredder:
     async def reconcile(self) -> None:
         """Purge messages whose keys were destroyed in an erasure that did not complete."""
         now_s = asyncio.get_running_loop().time()
-        damaged = {shard_id for shard_id, shard in self._shards.items() if shard.damaged}
         left = {
             at: one
             for at, one in self._keys.remains.items()
-            if at not in self._busy and not (at in self._stuck and one.shard_id in damaged)
+            if at not in self._busy and not (at in self._stuck and self._is_damaged(one.shard_id))
         }
         if not left or now_s < self._retry_at_s:
             return
@@ -188,6 +187,10 @@ class Shredder:
             if self._backoff.failed(str(error)):
                 _log.warning("shredding_put_off", error=str(error))
             self._retry_at_s = now_s + self._backoff.pause_s
+
+    def _is_damaged(self, shard_id: int) -> bool:
+        shard = self._shards.get(shard_id)
+        return shard is not None and bool(shard.damaged)
 
     async def _remove(self, shard: Shard, slots: list[int]) -> None:
         """Purge the subjects of the destroyed keys in ``slots``."""
@@ -227,16 +230,16 @@ class Shredder:
         keyed = self._keys.live()
         if not keyed:
             return
-        listed, taken = self._streams.listed_shard_ids(), self._streams.taken_shard_ids()
         now_s = asyncio.get_running_loop().time()
         for shard_id in keyed:
-            # The stream is gone for good. A stream that is being created or restored is not listed
-            # yet, and its keys must stay.
-            if shard_id not in taken:
-                await self._destroy(self._keys.slots_of_shard(shard_id))
-                self._swept.pop(shard_id, None)
+            if not self._streams.is_listed(shard_id):
+                # The stream is gone for good. A stream that is being created or restored is not
+                # listed yet, and its keys must stay.
+                if shard_id not in self._streams.taken_shard_ids():
+                    await self._destroy(self._keys.slots_of_shard(shard_id))
+                    self._swept.pop(shard_id, None)
             # A snapshot reads messages that may be deleted by now, and opens them with their keys.
-            elif shard_id in listed and not self._snapshots.is_reading:
+            elif not self._snapshots.is_reading:
                 shard = self._shards[shard_id]
                 gone = shard.machine.counters.last_seq - shard.machine.counters.messages
                 seen, at_s = self._swept.get(shard_id, (-1, now_s - sweep_s))
