@@ -144,7 +144,7 @@ def test_removal_that_stopped_half_way_hides_the_stream_at_once(
             assert await refusal(link.delete_stream("S")) is errors.OUTCOME_UNKNOWN
             assert node.meta.streams["S"].stage == "listed"
             assert await refusal(link.stream_info("S")) is errors.STREAM_NOT_FOUND
-            assert await refusal(link.stream_for_subject("s.a")) is errors.STREAM_NOT_FOUND
+            assert await refusal(link.stream_for_subject("s.a")) is errors.NO_STREAM_FOR_SUBJECT
             assert node.streams.listed() == []
             monkeypatch.undo()
             await put(link, FIRST)

@@ -208,7 +208,10 @@ class StreamManager:
             if len(self._routes) >= _ROUTES_MAX:
                 self._routes.clear()
             self._routes[subject] = entry
-        return self.stream(entry.name)
+        stream = self._current(entry.name, entry)
+        if stream is None:  # its removal has begun
+            raise self._absent(entry.name, entry, by_subject=True)
+        return stream
 
     # Changing ------------------------------------------------------------------------------------
 
