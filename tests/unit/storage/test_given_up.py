@@ -26,6 +26,7 @@ def test_pages_hold_what_a_set_would(steps: list[tuple[str, int]]) -> None:
             found = GivenUp(found.pages())
         assert list(found) == sorted(plain)
         assert bool(found) == bool(plain)
+        assert not plain or found.span() == (min(plain), max(plain))
         assert (seq in found) == (seq in plain)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from contrail_storage.core import pending_deliveries
 from contrail_storage.core.pending_deliveries import Pending, PendingDeliveries
 
 SMALL = 8
+pending_rows = msgspec.msgpack.Decoder(dict[int, Pending])
 seqs = st.integers(1, 80)
 some_seqs = st.lists(seqs, max_size=30)
 times = st.one_of(st.integers(0, 50), st.just(INT64_MAX))
@@ -94,7 +96,6 @@ class Story:
         assert self.real.remove_below(end_seq) == below
         for seq in below:
             del self.plain[seq]
-        self.real.free()
 
     def postpone(self, chosen: list[int], deadline_ns: int) -> None:
         for seq in self.plain.keys() & set(chosen):
@@ -152,8 +153,8 @@ class Story:
             return
         assert list(real) == sorted(plain)
         assert real.to_dict() == plain
-        if plain:
-            assert real.lowest() == (min(plain), plain[min(plain)])
+        assert pending_rows.decode(real.encoded()) == plain
+        assert real.lowest() == next(iter(sorted(plain.items())), None)
         latest_ns = max((item.deadline_ns for item in plain.values()), default=-1)
         assert real.is_any_due_from(at) == (latest_ns >= at)
 
@@ -186,3 +187,21 @@ def test_few_that_are_left_everywhere_are_joined() -> None:
     assert len(pending) == 200
     assert len(pending._chunks) < 100
     assert list(pending) == list(range(50, 10_001, 50))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 65_535, 65_536])
+def test_encoded_deliveries_are_a_dict_of_them(count: int) -> None:
+    pending = PendingDeliveries()
+    pending.add_first(list(range(1, count + 1)), 1, 5)
+    assert bytes(pending.encoded()) == msgspec.msgpack.encode(pending.to_dict())
+
+
+def test_only_changed_chunks_are_encoded_again() -> None:
+    pending = PendingDeliveries()
+    pending.add_first(list(range(1, 100 * SMALL + 1)), 1, 5)
+    pending.encoded()
+    pending.postpone(1, pending[1], 9)
+    pending.remove(50)
+    pending.remove_below(20)
+    pending.add_first([100 * SMALL + 1], 1, 5)
+    assert sum(not chunk.body for chunk in pending._chunks) <= 4

@@ -165,7 +165,6 @@ class ConsumerMachine:
         Writes a delta row, or a snapshot once the deltas outgrow the last one.
         """
         writes = step.writes
-        self.pending.free()
         # The same function applies a change now and at a replay, so a restart gives the same state.
         settled = self._take(change, step)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
@@ -388,16 +387,16 @@ class ConsumerMachine:
             self.pending.postpone(seq, pending, deadline_ns)
 
     def _move_floor(self, time_ns: int) -> None:
-        if self.pending:
+        lowest = self.pending.lowest()
+        if lowest is None:
+            consumer_seq, stream_seq = self.delivered.consumer_seq, self.delivered.stream_seq
+        else:
             # Everything below the lowest pending message is settled, whatever was delivered after
             # it.
-            lowest, item = self.pending.lowest()
-            floor = SequencePair(item.consumer_seq - 1, lowest - 1)
-        else:
-            floor = SequencePair(self.delivered.consumer_seq, self.delivered.stream_seq)
+            consumer_seq, stream_seq = lowest[1].consumer_seq - 1, lowest[0] - 1
         # Never back, and stamped only when it moves: its time is that of the last progress.
-        if floor.stream_seq > self.floor.stream_seq:
-            self.floor = SequencePair(floor.consumer_seq, floor.stream_seq, time_ns)
+        if stream_seq > self.floor.stream_seq:
+            self.floor = SequencePair(consumer_seq, stream_seq, time_ns)
 
     def _deadline_ns(self, time_ns: int, attempt: int) -> int:
         return min(time_ns + ack_wait_ns(self.config, attempt), INT64_MAX)
@@ -406,6 +405,10 @@ class ConsumerMachine:
 
     def snapshot(self) -> Snapshot:
         """The whole state. The deliveries in it are those of the machine."""
+        return self._snapshot(self.pending.to_dict())
+
+    def _snapshot(self, pending: Any) -> Snapshot:
+        """The whole state with ``pending``, which may be encoded already."""
         return Snapshot(
             self.config,
             self.created_ns,
@@ -414,7 +417,7 @@ class ConsumerMachine:
             self.next_seq,
             self.delivered,
             self.floor,
-            self.pending.to_dict(),
+            pending,
             sorted(self.acked_ahead),
             0 if self.pinned is None else self.pinned.end_seq,
             self.given_up.pages(),
@@ -422,7 +425,7 @@ class ConsumerMachine:
 
     def write_snapshot(self, writes: Writes) -> None:
         """Write the whole state and delete the delta rows before it."""
-        row = _encode(self.snapshot())
+        row = _encode(self._snapshot(self.pending.encoded()))
         # In the same write as the snapshot: a start never applies a delta to a state that has it.
         self._drop_deltas(writes)
         writes.put(keys.small_key(keys.CONSUMER, self.shard_id, self.consumer_id), row)

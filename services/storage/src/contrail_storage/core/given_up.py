@@ -34,6 +34,13 @@ class GivenUp:
         for number, bits in sorted(self._pages.items()):
             yield from (number * PAGE + at for at in range(bits.bit_length()) if bits >> at & 1)
 
+    def span(self) -> tuple[int, int]:
+        """The lowest and the highest sequence; there must be one."""
+        low, high = min(self._pages), max(self._pages)
+        bits = self._pages[low]
+        first = low * PAGE + (bits & -bits).bit_length() - 1
+        return first, high * PAGE + self._pages[high].bit_length() - 1
+
     def add(self, seq: int) -> None:
         """Note a sequence."""
         number, at = divmod(seq, PAGE)

@@ -24,7 +24,12 @@ DUE_MAX: Final = 10_000
 CHUNKS_READ_MAX: Final = 128
 """Chunks that one search for deadlines reads."""
 _CHUNKS_FREED: Final = 8
-"""Dropped chunks that are freed with each change. Freeing a million entries takes 60 ms."""
+"""Dropped chunks that are freed at once. Freeing a million entries takes 60 ms."""
+
+
+_MAP_4_BITS: Final = 1 << 4
+_MAP_16_BITS: Final = 1 << 16
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Pending(msgspec.Struct, array_like=True, gc=False):
@@ -38,12 +43,22 @@ class Pending(msgspec.Struct, array_like=True, gc=False):
     deadline_ns: int
 
 
+def _map_of(count: int) -> bytes:
+    """How a map of ``count`` entries begins in msgpack."""
+    if count < _MAP_4_BITS:
+        return bytes([0x80 | count])
+    if count < _MAP_16_BITS:
+        return b"\xde" + count.to_bytes(2, "big")
+    return b"\xdf" + count.to_bytes(4, "big")
+
+
 class _Chunk:
     """Consecutive entries, in the order in which they were added."""
 
     __slots__ = (
         "added",
         "ascends",
+        "body",
         "entries",
         "high_ns",
         "low_ns",
@@ -61,6 +76,8 @@ class _Chunk:
         """The last sequence that was added in order."""
         self.ascends = True
         """Whether ``entries`` ascend."""
+        self.body = b""
+        """The entries in msgpack, without the number of them; empty after a change."""
         self.may_join = True
         """False once it was small, and no neighbour had space for its entries."""
         self.redelivered = 0
@@ -77,9 +94,13 @@ class _Chunk:
             self.top = seq
         elif self.entries:
             self.ascends = False
+        if self.shifts:
+            self.read()
         self.entries[seq] = item
+        self.body = b""
         self.added += 1
-        self.redelivered += item.attempts > 1
+        if item.attempts > 1:
+            self.redelivered += 1
         self.bound(item.deadline_ns)
 
     def bound(self, deadline_ns: int) -> None:
@@ -103,7 +124,16 @@ class _Chunk:
                     change_ns = changes[min(item.attempts - 1, last)]
                     item.deadline_ns = min(item.deadline_ns + change_ns, INT64_MAX)
             self.shifts = []
+            self.body = b""
         return self.entries
+
+    def encode(self) -> bytes:
+        """The entries, ascending, in msgpack without the number of them."""
+        if not self.body:
+            self.read()
+            row = _encode(self.sort())
+            self.body = row[len(_map_of(len(self.entries))) :]
+        return self.body
 
     def take_due(self, now_ns: int, left_out: Container[int]) -> list[tuple[int, int]]:
         """Deadline and sequence of what is due and not ``left_out``; moves the lower bound on."""
@@ -194,11 +224,22 @@ class PendingDeliveries(Mapping[int, Pending]):
             entries.update(chunk.sort())
         return entries
 
-    def lowest(self) -> tuple[int, Pending]:
-        """The lowest sequence and its delivery; there must be one."""
-        # Removed entries leave gaps that `iter` passes, but no more than a chunk has.
+    def encoded(self) -> msgspec.Raw:
+        """All entries in msgpack, as :meth:`to_dict` would be.
+
+        Only chunks that changed since the last time are encoded again.
+        """
+        return msgspec.Raw(
+            b"".join([_map_of(self._count), *(one.encode() for one in self._chunks)])
+        )
+
+    def lowest(self) -> tuple[int, Pending] | None:
+        """The lowest sequence and its delivery; None if nothing is pending."""
+        if not self._chunks:
+            return None
         chunk = self._chunks[0]
         entries = chunk.entries if chunk.ascends else chunk.sort()
+        # Removed entries leave gaps that `iter` passes, but no more than a chunk has.
         return next(iter(entries.items()))
 
     @property
@@ -295,7 +336,7 @@ class PendingDeliveries(Mapping[int, Pending]):
         for seq in seqs:
             item = self.get(seq)
             if item is not None:
-                self.postpone(seq, item, item.deadline_ns)
+                self._bound(seq, item.deadline_ns)
 
     def note_all(self) -> None:
         """Give everything back; the chunks are read when they are next searched."""
@@ -362,6 +403,7 @@ class PendingDeliveries(Mapping[int, Pending]):
             items = map(Pending, numbers, repeat(1), repeat(deadline_ns))
             if chunk.shifts:
                 chunk.read()
+            chunk.body = b""
             chunk.entries.update(zip(some, items, strict=False))
             chunk.added += len(some)
             chunk.top = some[-1]
@@ -374,6 +416,7 @@ class PendingDeliveries(Mapping[int, Pending]):
     def _append(self, seq: int) -> None:
         self._firsts.append(seq)
         self._chunks.append(_Chunk(seq))
+        del self._dropped[-_CHUNKS_FREED:]
 
     def _next(self, seq: int) -> _Chunk:
         """The chunk for ``seq``, the last one being full."""
@@ -427,8 +470,13 @@ class PendingDeliveries(Mapping[int, Pending]):
     def postpone(self, seq: int, item: Pending, deadline_ns: int) -> None:
         """Set the deadline of ``seq``, whose entry is ``item``."""
         item.deadline_ns = deadline_ns
-        self._chunks[bisect_right(self._firsts, seq) - 1].bound(deadline_ns)
+        self._bound(seq, deadline_ns).body = b""
+
+    def _bound(self, seq: int, deadline_ns: int) -> _Chunk:
+        chunk = self._chunks[bisect_right(self._firsts, seq) - 1]
+        chunk.bound(deadline_ns)
         self._low_ns = min(self._low_ns, deadline_ns)
+        return chunk
 
     def shift(self, changes: tuple[int, ...]) -> None:
         """Add ``changes[i]`` to the deadlines of entries with ``i + 1`` attempts, or the last."""
@@ -447,6 +495,7 @@ class PendingDeliveries(Mapping[int, Pending]):
             chunk.read()
         item = chunk.entries.pop(seq, None)
         if item is not None:
+            chunk.body = b""
             if item.attempts > 1:
                 chunk.redelivered -= 1
             self._count -= 1
@@ -471,6 +520,7 @@ class PendingDeliveries(Mapping[int, Pending]):
                 chunk = self._chunks[at]
                 low = self._firsts[at]
                 high = self._firsts[at + 1] if at + 1 < len(self._firsts) else INT64_MAX
+                chunk.body = b""
                 take = chunk.entries.pop
             item = take(seq, None)
             if item is None:
@@ -492,17 +542,13 @@ class PendingDeliveries(Mapping[int, Pending]):
         for chunk in whole:
             removed += chunk.sort()
         self._dropped += whole
+        del self._dropped[-_CHUNKS_FREED:]
         self._count -= len(removed)
         if self._chunks:
             for seq in [seq for seq in self._chunks[0].sort() if seq < end_seq]:
                 self.remove(seq)
                 removed.append(seq)
         return removed
-
-    def free(self) -> None:
-        """Free some of what was removed at once."""
-        if self._dropped:
-            del self._dropped[-_CHUNKS_FREED:]
 
     def _removed_from(self, at: int) -> None:
         """Drop or join chunk ``at``, after entries of it were removed, if it is small now."""

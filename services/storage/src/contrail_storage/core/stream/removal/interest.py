@@ -193,8 +193,8 @@ def recheck_without(state: ShardState, consumer: ConsumerMachine, writes: Writes
 def recheck_given_up(state: ShardState, consumer: ConsumerMachine, writes: Writes) -> None:
     """Note messages that a consumer gave up on, and is about to forget, to be checked."""
     if state.config.retention == "interest" and consumer.given_up:
-        given_up = list(consumer.given_up)
-        recheck(state, given_up[0], given_up[-1] + 1, writes)
+        first, last = consumer.given_up.span()
+        recheck(state, first, last + 1, writes)
 
 
 def enforce_interest(state: ShardState, step: Step, command: cmd.EnforceInterest) -> Removed:
