@@ -56,10 +56,10 @@ def play(data_dir: Path, scene: Scene) -> None:
     asyncio.run(whole())
 
 
-async def make_stream(link: LocalLink, number: int, **fields: Any) -> None:
+async def make_stream(link: LocalLink, number: int) -> None:
     """A stream on 16 subjects of its own."""
     subjects = tuple(f"s{number}.{other}.>" for other in range(SUBJECTS_EACH))
-    config = StreamConfig(name=f"S{number}", subjects=subjects, **fields)
+    config = StreamConfig(name=f"S{number}", subjects=subjects)
     await link.put_stream(config, "create", None, False)
 
 
@@ -93,17 +93,33 @@ def test_streams_beside_many_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_start_with_many_streams(tmp_path: Path) -> None:
-    async def scene(link: LocalLink) -> None:
-        for number in range(STREAMS):
-            await make_stream(link, number)
+def test_start_and_expiry_with_many_streams(tmp_path: Path) -> None:
+    """Start with 500 streams whose messages expire in an hour, until another's has expired."""
+    long_ns, short_ns = 3_600 * NS_PER_S, NS_PER_S // 5
 
-    async def start_and_stop() -> None:
+    async def make(link: LocalLink, name: str, max_age_ns: int) -> None:
+        config = StreamConfig(name=name, subjects=(name,), max_age_ns=max_age_ns)
+        await link.put_stream(config, "create", None, False)
+        await publish_all(link, name, [name])
+
+    async def wait_until_expired(link: LocalLink) -> None:
+        while (await link.stream_info("SHORT")).state.messages:
+            await asyncio.sleep(0.01)
+
+    async def fill(link: LocalLink) -> None:
+        await make(link, "SHORT", short_ns)
+        for number in range(STREAMS):
+            await make(link, f"LONG{number}", long_ns)
+
+    async def operation() -> None:
         node = await started(tmp_path)
+        link = LocalLink(node)
+        await publish_all(link, "SHORT", ["SHORT"])
+        await wait_until_expired(link)
         await node.stop()
 
-    play(tmp_path, scene)
-    asyncio.run(assert_no_stall(start_and_stop))
+    play(tmp_path, fill)
+    asyncio.run(assert_no_stall(operation))
 
 
 @pytest.mark.long
@@ -145,25 +161,3 @@ def test_acknowledgements_of_all_with_many_pending(tmp_path: Path) -> None:
         assert info.num_ack_pending == PENDING - next(sequences) + 1
 
     play(tmp_path, scene)
-
-
-@pytest.mark.long
-def test_first_ticks_with_many_streams_and_consumers(tmp_path: Path) -> None:
-    """Streams with `max_age`, whose first messages a start does not read, and their consumers."""
-
-    async def scene(link: LocalLink) -> None:
-        for number in range(STREAMS):
-            await make_stream(link, number, max_age_ns=3_600 * NS_PER_S)
-            await publish_all(link, f"S{number}", [f"s{number}.7.new"] * 3)
-            consumer = ConsumerConfig(name="c", durable=True, inactive_threshold_ns=NS_PER_S << 10)
-            await link.put_consumer(f"S{number}", consumer, "create", None, False)
-
-    async def start_and_tick() -> None:
-        node = await started(tmp_path)
-        for _ in range(3):
-            await node._housekeeper.tick()
-            await node.compactor.tick()
-        await node.stop()
-
-    play(tmp_path, scene)
-    asyncio.run(assert_no_stall(start_and_tick))
