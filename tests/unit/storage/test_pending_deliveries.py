@@ -38,6 +38,7 @@ def small_chunks() -> Iterator[None]:
     with (
         patch.object(pending_deliveries, "CHUNK", SMALL),
         patch.object(pending_deliveries, "_FEW", 2),
+        patch.object(pending_deliveries, "CHUNKS_READ_MAX", 1_000),
     ):
         yield
 
@@ -205,3 +206,15 @@ def test_only_changed_chunks_are_encoded_again() -> None:
     pending.remove_below(20)
     pending.add_first([100 * SMALL + 1], 1, 5)
     assert sum(not chunk.body for chunk in pending._chunks) <= 4
+
+
+def test_search_that_is_long_is_continued_by_the_next() -> None:
+    pending = PendingDeliveries()
+    pending.add_first(list(range(1, 10 * SMALL + 1)), 1, 5)
+    with patch.object(pending_deliveries, "CHUNKS_READ_MAX", 4):
+        for seq in list(pending)[:-1]:
+            pending.postpone(seq, pending[seq], 50)
+        found = []
+        while pending.earliest_ns is not None and pending.earliest_ns <= 10:
+            found.append(pending.take_due(10, (), 3))
+        assert found == [[], [], [10 * SMALL]]

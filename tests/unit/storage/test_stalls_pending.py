@@ -86,14 +86,23 @@ def test_new_ack_wait_and_redelivery_with_many_pending(tmp_path: Path) -> None:
             await link.consumer_info("S", "c")
 
         await assert_no_stall(change)
+        pulled: list[list[int]] = []
+
+        async def pull_again() -> None:
+            pulled.append([item.seq for item in await pull(link)])
+
         # All are due again at once, and a pull gets the first ones.
         now_due = msgspec.structs.replace(config, ack_wait_ns=1)
         await link.put_consumer("S", now_due, "update", None, False)
-        wait_long = msgspec.structs.replace(config, ack_wait_ns=HOUR_NS)
-        found = await pull(link)
-        assert [item.seq for item in found] == list(range(1, BATCH + 1))
-        await assert_no_stall(lambda: link.consumer_info("S", "c"))
-        await link.put_consumer("S", wait_long, "update", None, False)
-        assert (await link.consumer_info("S", "c")).num_redelivered == BATCH
+        await assert_no_stall(pull_again)
+        for number, seqs in enumerate(pulled):
+            assert seqs == list(range(number * BATCH + 1, (number + 1) * BATCH + 1))
+        info = await link.consumer_info("S", "c")
+        assert info.num_redelivered == len(pulled) * BATCH
+        # None is due, which a pull finds out.
+        await link.put_consumer("S", config, "update", None, False)
+        pulled.clear()
+        await assert_no_stall(pull_again)
+        assert not any(pulled)
 
     play(tmp_path, scene)

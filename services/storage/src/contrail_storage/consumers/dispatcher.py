@@ -42,6 +42,8 @@ from contrail_storage.replica.shard import Shard, woken
 
 JOIN_S: Final = 0.005
 _TIMER_MIN_S: Final = 0.001
+_DUE_SLICE: Final = 100
+"""Messages that are delivered again in one step."""
 DELIVERED_MAX: Final = 10_000
 """Deliveries of one command at most. A pull has no more, but refused commands add up to more."""
 
@@ -284,7 +286,11 @@ class Dispatcher:
             pending, now_ns = self.consumer.pending, self.log_time_ns()
             due = pending.take_due(now_ns, self.in_flight, batch.left)
             if not due:
-                break
+                earliest_ns = pending.earliest_ns
+                if earliest_ns is None or earliest_ns > now_ns:
+                    break
+                await asyncio.sleep(0)  # not all chunks are read yet
+                continue
             try:
                 await self._take_due(batch, due, exhausted)
             except BaseException:
@@ -298,6 +304,8 @@ class Dispatcher:
             if batch.full:
                 self.consumer.pending.note(due[at:])
                 return
+            if at % _DUE_SLICE == _DUE_SLICE - 1:
+                await asyncio.sleep(0)
             block = await self.reader.block_at(self.shard, seq)
             pending = self.consumer.pending.get(seq)
             if pending is None:
