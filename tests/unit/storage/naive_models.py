@@ -311,8 +311,9 @@ class NaiveStream:
             self.pending_recheck = (0, 0)
             return 0
         checks = max(min(at_most, checks_max // max(len(self.consumers), 1)), 1)
-        if not self.consumers and within == self.messages:
+        if not self.consumers and from_seq <= self.first_seq and end_seq > self.last_seq:
             checks = len(within)
+            self.deadlines.clear()
         gone = [
             each
             for each in within[:checks]
@@ -388,14 +389,24 @@ class NaiveStream:
         ]
 
     def expire(
-        self, time_ns: int, seqs: list[int], rows: list[tuple[int, int]], marking: list[str]
+        self,
+        time_ns: int,
+        seqs: list[int],
+        rows: list[tuple[int, int]],
+        marking: list[str],
+        stay: list[int],
     ) -> int:
-        """Remove what is due; of the subjects ``marking`` those without a message get a marker."""
+        """Remove what is due; of the subjects ``marking`` those without a message get a marker.
+
+        Of the messages that were due by ``rows``, those that ``stay`` are due again at once.
+        """
         now_ns = self.tick(time_ns)
         if self.config.sealed or not (rows or seqs):
             return 0
         for row in rows:
             self.deadlines.pop(row, None)
+        if rows and stay:
+            self.deadlines[now_ns, stay[0]] = stay
         gone = [each for each in self.messages if each.seq in seqs]
         marked = [name for name in marking if name in {each.subject for each in gone}]
         self._remove(gone)

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition
-
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import IdHashes
@@ -11,20 +9,24 @@ from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from tests.unit.storage.machine_rig import Rig, Shelf, hash_of, picture
 from tests.unit.storage.naive_models import NaiveStream
+from tests.unit.storage.walks import Walk
 
 IDS = [f"id-{number}" for number in range(6)]
 COMMANDS_MAX = 4
 
 
-class StreamAgreement(RuleBasedStateMachine):
+class StreamAgreement(Walk):
     """A machine, a twin whose blocks are merged otherwise, and a naive stream that agree."""
 
     config: StreamConfig
     naive: NaiveStream
+    numbers: dict[str, int]
+    """Of consumers, by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rig = Rig()
+        self.numbers = {}
         self.twin = Rig(Shelf(joined=3))
         self.now_ns = 100
         self.entry: list[cmd.Command] = []
@@ -63,10 +65,22 @@ class StreamAgreement(RuleBasedStateMachine):
 
         return check
 
+    def end(self) -> None:
+        self.close_entry()
+        self.agree()
+
     # Comparing -----------------------------------------------------------------------------------
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
+    def agree(self) -> None:
+        if self.entry:
+            return
+        self.counters_agree()
+        self.messages_and_subjects_agree()
+        self.deadlines_agree()
+        self.remembered_ids_agree()
+        self.consumers_agree()
+        self.twin_with_other_blocks_holds_the_same()
+
     def counters_agree(self) -> None:
         naive, state = self.naive, self.rig.machine.state()
         assert (state.messages, state.bytes) == (len(naive.messages), naive.bytes)
@@ -77,8 +91,6 @@ class StreamAgreement(RuleBasedStateMachine):
         assert state.consumer_count == len(naive.consumers)
         assert self.rig.machine.counters.last_id == hash_of(naive.last_id)
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
     def messages_and_subjects_agree(self) -> None:
         naive, machine = self.naive, self.rig.machine
         live = {message.seq for message in naive.messages}
@@ -96,8 +108,6 @@ class StreamAgreement(RuleBasedStateMachine):
             first = table.first[table.numbered.slot(table.ids[name])]
             assert first <= own[0]
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
     def deadlines_agree(self) -> None:
         naive, machine = self.naive, self.rig.machine
         assert self.rig.deadline_rows() == naive.deadlines
@@ -107,16 +117,12 @@ class StreamAgreement(RuleBasedStateMachine):
             assert (message.seq in machine.exempt) == message.never
         assert machine.exempt.total == sum(each.never for each in naive.messages)
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
     def remembered_ids_agree(self) -> None:
         known = {message_id: seq for message_id, seq, _ in self.naive.ids}
         for message_id in IDS:
             found = self.rig.machine.dedupe.find(IdHashes.of(hash_of(message_id))).tolist()
             assert found == [known.get(message_id, 0)]
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
     def consumers_agree(self) -> None:
         machine = self.rig.machine
         assert set(machine.consumer_ids) == set(self.naive.consumers)
@@ -151,8 +157,6 @@ class StreamAgreement(RuleBasedStateMachine):
                 seq for seq in naive.settled_ahead if seq >= position
             }
 
-    @precondition(lambda self: not self.entry)
-    @invariant()
     def twin_with_other_blocks_holds_the_same(self) -> None:
         assert picture(self.rig.machine, IDS) == picture(self.twin.machine, IDS)
         # After a restart nothing is kept of subjects that are gone; pages then differ in these.

@@ -53,7 +53,7 @@ settling = st.tuples(
 )
 waiting = st.tuples(st.just("pass"), st.sampled_from([1, ACK_WAIT_NS // 2, ACK_WAIT_NS]))
 removing = st.tuples(st.sampled_from(["delete", "trim"]), st.integers(0, 9))
-reading = st.tuples(st.sampled_from(["hold", "step", "step"]), st.just(0))
+reading = st.tuples(st.sampled_from(["hold", "hold", "step one", "step"]), st.just(0))
 logging = st.tuples(
     st.sampled_from(["late", "commit", "commit", "commit some", "flush"]), st.integers(0, 2)
 )
@@ -89,7 +89,9 @@ class Story:
 
     ``settled`` are the messages whose ack or term was applied; of those ``doubtful`` nobody knows.
     ``passed`` are those that no filter matched until messages behind them were delivered,
-    ``once_wanted`` those that an earlier filter matched: they may come again.
+    ``once_wanted`` those that an earlier filter matched: they may come again. ``deferred``
+    are those whose deadline a client may have moved. ``last_attempt`` is the number of the delivery
+    of each message that a client got last.
     """
 
     rig: DispatcherRig
@@ -100,6 +102,9 @@ class Story:
     asked_again: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
     once_wanted: set[int] = field(default_factory=set)
+    deferred: set[int] = field(default_factory=set)
+    last_attempt: dict[int, int] = field(default_factory=dict)
+    commands_lost: bool = False
     pulls: list["asyncio.Task[PullResult]"] = field(default_factory=list)
     renumbered: bool = False
     last_consumer_seq: int = 0
@@ -118,6 +123,10 @@ class Story:
             self.pulls.remove(pull)
             if not pull.cancelled() and not isinstance(pull.exception(), ApiError):
                 deliveries += pull.result().deliveries
+        limit = self.rig.consumer.config.max_deliver
+        for each in deliveries:
+            assert limit < 1 or each.num_delivered <= limit, "sent once too often"
+            self.last_attempt[each.message.seq] = each.num_delivered
         for delivery in sorted(deliveries, key=lambda each: each.consumer_seq):
             self.note(delivery.message.seq, delivery.consumer_seq)
 
@@ -146,6 +155,9 @@ class Story:
             assert rig.machine.is_live(seq), "a message that is gone is pending"
             watched = earliest_ns is not None and earliest_ns <= item.deadline_ns
             assert seq in dispatcher.in_flight or watched
+            if not self.commands_lost and seq not in self.deferred | dispatcher.in_flight:
+                reached_a_client = self.last_attempt.get(seq) == item.attempts
+                assert reached_a_client or item.deadline_ns <= rig.log_ns, "a cancelled pull has it"
         if not dispatcher.in_flight:
             assert dispatcher.consumer_seq == rig.consumer.delivered.consumer_seq
         if self.pulls:
@@ -199,6 +211,7 @@ class Story:
         if not self.sent or self.rig.refusing:
             return
         seq = self.sent[-1 - choice % len(self.sent)]
+        self.deferred.add(seq)
         if kind == "nak":
             self.asked_again.add(seq)
         elif kind != "in_progress":
@@ -248,6 +261,9 @@ class Story:
         self.rig.reader.held = False
         self.rig.reader.step()
 
+    async def do_step_one(self, _: int) -> None:
+        self.rig.reader.step()  # the next read of the same pull waits again
+
     async def do_late(self, _: int) -> None:
         self.rig.late = True
 
@@ -262,20 +278,20 @@ class Story:
         await self.rig.let_pass(JOIN_NS)
 
     async def do_lose(self, kept: int) -> None:
-        self.renumbered = True
+        self.renumbered = self.commands_lost = True
         self.rig.lose(kept)
 
     async def do_refuse_one(self, choice: int) -> None:
-        self.renumbered = True
+        self.renumbered = self.commands_lost = True
         if self.rig.proposals:
             self.rig.refuse_one(choice % len(self.rig.proposals))
 
     async def do_lead_again(self, choice: int) -> None:
-        self.renumbered = True
+        self.renumbered = self.commands_lost = True
         await self.rig.lead_again(applied=choice, pause=0 if choice == 1 else 20)
 
     async def do_refuse(self, _: int) -> None:
-        self.renumbered = True
+        self.renumbered = self.commands_lost = True
         self.rig.refusing = True
 
     async def do_accept(self, _: int) -> None:
@@ -287,7 +303,7 @@ class Story:
             self.pulls[choice % len(self.pulls)].cancel()
 
     async def do_new_leader(self, _: int) -> None:
-        self.renumbered = True
+        self.renumbered = self.commands_lost = True
         await self.leave()
         self.rig.lose()
         self.rig.dispatcher.close()

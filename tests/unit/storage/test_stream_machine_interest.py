@@ -1,12 +1,9 @@
 """The stream machine against a plain list where messages go by acks, and consumers work."""
 
 import contextlib
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from contrail_common.config_rules import (
     ConsumerDraft,
@@ -15,7 +12,7 @@ from contrail_common.config_rules import (
     normalise_stream,
 )
 from contrail_common.errors import ApiError
-from contrail_common.model import AckKind, StreamConfig
+from contrail_common.model import AckKind
 from contrail_storage.core.results import Result
 from tests.unit.storage.archive_rig import (
     comparable,
@@ -27,60 +24,52 @@ from tests.unit.storage.archive_rig import (
 from tests.unit.storage.machine_rig import Message, Outcome, append_of, consumer_config, outcomes
 from tests.unit.storage.stream_agreement import IDS
 from tests.unit.storage.test_stream_machine_model import (
+    MAYBE,
     NAMES,
-    SUBJECTS,
+    Choices,
     StreamComparison,
     make_pages_small,
-    maybe,
 )
+from tests.unit.storage.walks import explore, rule
 
-configs = st.builds(
-    StreamConfig,
-    name=st.just("S"),
-    subjects=st.just(("a", "b", "*.*", "b.x.y")),
-    retention=st.sampled_from(["interest", "interest", "workqueue"]),
-    max_msgs_per_subject=st.sampled_from([-1, -1, -1, 3]),
-    allow_rollup_hdrs=st.booleans(),
-    allow_atomic=st.just(True),
-)
+FILTERS: list[tuple[tuple[str, ...], tuple[str, ...] | None]] = [
+    ((), None),
+    (("a", "a.*"), ("b",)),
+    (("a.>",), ("b", "*.x.y")),
+    ((), ()),
+    (("a",), ()),
+]
 
 
 class InterestComparison(StreamComparison):
     """Drives a stream whose messages go by acks, and consumers that work."""
 
-    @initialize(
-        config=configs,
-        first_seq=st.sampled_from([1, 1, 1_000]),
-        filters=st.sampled_from(
-            [((), None), (("a", "a.*"), ("b",)), (("a.>",), ("b", "*.x.y")), ((), ()), (("a",), ())]
-        ),
-        max_deliver=st.sampled_from([-1, 1]),
-    )
-    def make(
-        self,
-        config: StreamConfig,
-        first_seq: int,
-        filters: tuple[tuple[str, ...], tuple[str, ...] | None],
-        max_deliver: int,
-    ) -> None:
-        super().make(config, first_seq)
-        for name, own in zip(NAMES, filters, strict=True):
+    configs: ClassVar[Choices] = {
+        "subjects": [("a", "b", "*.*", "b.x.y")],
+        "retention": ["interest", "interest", "workqueue"],
+        "max_msgs_per_subject": [-1, -1, -1, 3],
+        "allow_rollup_hdrs": [True, False],
+        "allow_atomic": [True],
+    }
+
+    def begin(self) -> None:
+        first_seq, max_deliver = self.one_of([1, 1, 1_000]), self.one_of([-1, 1])
+        self.make(self.any_config(), first_seq)
+        for name, own in zip(NAMES, self.one_of(FILTERS), strict=True):
             if own is not None:
                 config = consumer_config(name, filter_subjects=own, max_deliver=max_deliver)
                 self.put_consumer_of(config, first_seq)
 
-    @rule(subjects=st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=8))
-    def publish(self, subjects: list[str]) -> None:
-        batch = [Message(subject, b"x") for subject in subjects]
+    @rule(6, count=range(1, 9))
+    def publish(self, count: int) -> None:
+        batch = [Message(self.one_of(self.subjects), b"x") for _ in range(count)]
         expected = self.naive.append(self.now_ns, batch)
         self.do(append_of(batch), lambda result: self._compare(result, expected))
 
     def _compare(self, result: Result, expected: list[Outcome]) -> None:
         assert outcomes(result, len(expected)) == expected
 
-    @rule(
-        name=st.sampled_from(NAMES), count=st.integers(1, 5), skipped=st.integers(0, 2), term=maybe
-    )
+    @rule(8, name=NAMES, count=range(1, 6), skipped=range(3), term=MAYBE)
     def work(self, name: str, count: int, skipped: int, term: bool) -> None:
         self.deliver(name, count, 0, removed=False)
         consumer = self.naive.consumers.get(name)
@@ -90,13 +79,13 @@ class InterestComparison(StreamComparison):
             others.append(("term", acked.pop(), 0))
         self.acknowledge_these(name, acked, others)
 
-    @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
+    @rule(name=NAMES, count=range(1, 4))
     def work_on_the_newest(self, name: str, count: int) -> None:
         self.deliver(name, 4, 0, removed=False)
         consumer = self.naive.consumers.get(name)
         self.acknowledge_these(name, sorted(consumer.pending)[-count:] if consumer else [], [])
 
-    @rule()
+    @rule(1)
     def archive(self) -> None:
         self.close_entry()
         data = packed(records_of(self.rig))
@@ -126,7 +115,7 @@ class InterestComparison(StreamComparison):
 
 @pytest.mark.long
 def test_machine_with_interest_is_the_naive_stream_over_any_history() -> None:
-    run_state_machine_as_test(InterestComparison, settings=settings())
+    explore(InterestComparison)
 
 
 @pytest.mark.long
@@ -134,4 +123,4 @@ def test_machine_with_interest_is_the_naive_stream_when_pages_are_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_pages_small(monkeypatch)
-    run_state_machine_as_test(InterestComparison, settings=settings())
+    explore(InterestComparison)
