@@ -1,5 +1,7 @@
 """The stream machine against a plain list, over restarts, and against a twin with other blocks."""
 
+# One module: each step changes the machine and the plain list together.
+
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
