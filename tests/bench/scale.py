@@ -218,7 +218,7 @@ class ScaleRun:
                 count,
                 cost.opened_s,
                 cost.opened_cpu_s,
-                cost.bytes_all,
+                cost.bytes_all if cost.bytes_all > 0 else None,
                 step.stall,
                 f"idle: {cost.idle_cores:.3f} cores",
             )
