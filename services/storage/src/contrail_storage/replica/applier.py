@@ -13,8 +13,12 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import (
     META_SHARD,
     AcceptLoss,
+    Acknowledge,
+    Advance,
+    Append,
     Command,
     ConfigureStream,
+    Deliver,
     DropStream,
     Entry,
     FinishRestore,
@@ -59,6 +63,8 @@ _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
 _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _ENDING: Final = (DropStream, AcceptLoss)
 """Commands that a stopped shard accepts: they need no messages, and they end the stop."""
+_FREQUENT: Final = frozenset({Acknowledge, Advance, Append, Deliver})
+"""Commands after which the same stream and the same consumers exist, with their configurations."""
 _log = structlog.get_logger("contrail.apply")
 
 
@@ -224,6 +230,8 @@ class Applier:
         changes.shards.add(machine.shard_id)
         if machine.deleted.touched:
             changes.deletions.add(machine.shard_id)
+        if type(command) in _FREQUENT:
+            return
         if existed != machine.exists or isinstance(command, AcceptLoss):
             changes.note_all(machine.shard_id)
         elif not isinstance(result, Unapplied):
