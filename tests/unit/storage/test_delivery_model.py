@@ -398,6 +398,24 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_
 @pytest.mark.long
 @settings(max_examples=2 * settings().max_examples)
 @given(troubled, streams, consumers)
+@example(  # the last allowed delivery runs out while a pull waits
+    [("publish", ["b"]), ("pull", (1, 0)), *[("pull", (1, 0)), ("pass", ACK_WAIT_NS)] * 2],
+    a_stream(),
+    a_consumer(max_deliver=2),
+)
+@example(  # cancelled with one message selected, while it reads the block of another
+    [
+        *[("publish", ["b"]), ("publish", ["b"]), ("hold", 0), ("pull", (2, 0))],
+        *[("step one", 0), ("cancel", 0), ("step", 0)],
+    ],
+    a_stream(),
+    a_consumer(),
+)
+@example(  # cancelled while its delivery is recorded
+    [("late", 0), ("publish", ["b"]), ("pull", (1, 0)), ("cancel", 0), ("commit", 0)],
+    a_stream(),
+    a_consumer(max_deliver=2),
+)
 @example(  # a delivery is refused, the one behind it is not
     [
         ("publish", ["b", "b"]),
