@@ -233,6 +233,38 @@ def test_nothing_that_is_due_is_forgotten(todo: list[tuple[Any, ...]]) -> None:
         asyncio.run(asyncio.wait_for(Play(Path(folder), clocks).run(todo), 10 * PATIENCE_S))
 
 
+def test_rest_of_a_removal_is_done_by_the_next_tick(tmp_path: Path) -> None:
+    async def nothing(*_: object) -> None:
+        """The request that removed the consumer ends here."""
+
+    async def scene() -> None:
+        async with running(tmp_path) as node:
+            link = LocalLink(node)
+            kept = msgspec.structs.replace(STREAMS["limits"], max_age_ns=0)
+            for config in (kept, STREAMS["interest"]):
+                await link.put_stream(config, "create", None, False)
+            durable = ConsumerConfig(name="c", durable=True)
+            await link.put_consumer("interest", durable, "create", None, False)
+            await publish(link, "interest", [PublishMessage("interest.a", None, b"x")] * 3)
+            old = PublishMessage("limits.a", None, b"x")
+            await publish(link, "limits", [old] * 6)
+            await node._housekeeper.tick()
+            await publish(link, "limits", [msgspec.structs.replace(old, rollup="sub")])
+            await link.delete_consumer("interest", "c")
+            rolled, unwanted = (node.streams.shard(one).machine for one in ("limits", "interest"))
+            assert rolled.counters.replaced
+            assert unwanted.pending_recheck
+            await node._housekeeper.tick()
+            assert not rolled.counters.replaced
+            assert not unwanted.pending_recheck
+            assert (rolled.counters.messages, unwanted.counters.messages) == (1, 0)
+
+    with patched() as patch:
+        patch.setattr(by_subject, "REMOVED_MAX", 2)
+        patch.setattr(Removals, "enforce_interest", nothing)
+        asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
+
+
 # Nothing that is not -----------------------------------------------------------------------------
 
 
@@ -319,7 +351,8 @@ def test_consumer_that_nobody_asks_for_after_a_restart_gives_up_on_messages(
     async def scene() -> None:
         async with running(tmp_path) as node:
             link = LocalLink(node)
-            await link.put_stream(STREAMS["limits"], "create", None, False)
+            kept = msgspec.structs.replace(STREAMS["limits"], max_age_ns=0)
+            await link.put_stream(kept, "create", None, False)
             await publish(link, "limits", [PublishMessage("limits.a", None, b"x")])
             once = ConsumerConfig(name="c", durable=True, max_deliver=1, ack_wait_ns=NS_PER_S)
             await link.put_consumer("limits", once, "create", None, False)
