@@ -218,3 +218,12 @@ def test_search_that_is_long_is_continued_by_the_next() -> None:
         while pending.earliest_ns is not None and pending.earliest_ns <= 10:
             found.append(pending.take_due(10, (), 3))
         assert found == [[], [], [10 * SMALL]]
+
+
+def test_what_was_due_while_it_was_in_flight_is_found_once_it_is_not() -> None:
+    pending = PendingDeliveries()
+    pending.add(7, Pending(1, 1, 5))
+    assert pending.take_due(10, {7}, 3) == []
+    assert pending.take_due(10, (), 3) == []  # the search has moved on
+    pending.note_passed([6, 7])
+    assert pending.take_due(10, (), 3) == [7]

@@ -487,6 +487,8 @@ class Dispatcher:
             self._undo(seqs)
             return
         self.in_flight.difference_update(seqs)
+        # A nak in the entry of the delivery made them due before this call, so they were passed.
+        self.consumer.pending.note_passed(seqs)
         self._arm_deadline()
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
@@ -504,6 +506,7 @@ class Dispatcher:
         if fresh:
             self.position = min(self.position, *fresh)
             self._count.invalidate()
+        self.consumer.pending.note_passed(seqs)
         self.consumer.pending.note(seqs)
         self._deadlines_changed()
 

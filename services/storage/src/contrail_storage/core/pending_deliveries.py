@@ -137,15 +137,22 @@ class _Chunk:
             self.body = row[len(_map_of(len(self.entries))) :]
         return self.body
 
-    def take_due(self, now_ns: int, left_out: Container[int]) -> list[tuple[int, int]]:
-        """Deadline and sequence of what is due and not ``left_out``; moves the lower bound on."""
+    def take_due(
+        self, now_ns: int, left_out: Container[int], passed: set[int]
+    ) -> list[tuple[int, int]]:
+        """Deadline and sequence of what is due and not ``left_out``; moves the lower bound on.
+
+        What is due and left out is added to ``passed``.
+        """
         found: list[tuple[int, int]] = []
         low_ns = INT64_MAX
         for seq, item in self.read().items():
             deadline_ns = item.deadline_ns
             if deadline_ns > now_ns:
                 low_ns = min(low_ns, deadline_ns)
-            elif seq not in left_out:
+            elif seq in left_out:
+                passed.add(seq)
+            else:
                 found.append((deadline_ns, seq))
         self.low_ns = low_ns
         return found
@@ -176,7 +183,7 @@ class PendingDeliveries(Mapping[int, Pending]):
     empty.
     """
 
-    __slots__ = ("_chunks", "_count", "_dropped", "_firsts", "_low_ns")
+    __slots__ = ("_chunks", "_count", "_dropped", "_firsts", "_low_ns", "_passed")
 
     def __init__(self, entries: Mapping[int, Pending] | None = None) -> None:
         self._firsts: list[int] = []
@@ -186,6 +193,8 @@ class PendingDeliveries(Mapping[int, Pending]):
         """No chunk has a lower ``low_ns``."""
         self._dropped: list[_Chunk] = []
         """Chunks without use: they are freed a few at a time."""
+        self._passed: set[int] = set()
+        """Sequences that were due and left out, until :meth:`note_passed`."""
         self.update(entries or {})
 
     # Reading -------------------------------------------------------------------------------------
@@ -308,7 +317,7 @@ class PendingDeliveries(Mapping[int, Pending]):
         for chunk in self._chunks_due(now_ns):
             if len(found) >= DUE_MAX and found[-1][0] < chunk.low_ns:
                 break
-            due = chunk.take_due(now_ns, left_out)
+            due = chunk.take_due(now_ns, left_out, self._passed)
             read.append((chunk, due))
             found += due
             if len(found) >= DUE_MAX:
@@ -339,6 +348,12 @@ class PendingDeliveries(Mapping[int, Pending]):
             item = self.get(seq)
             if item is not None:
                 self._bound(seq, item.deadline_ns)
+
+    def note_passed(self, seqs: list[int]) -> None:
+        """Give back those of ``seqs`` that `take_due` left out, now that it need not any more."""
+        if self._passed:
+            self.note(self._passed.intersection(seqs))
+            self._passed.difference_update(seqs)
 
     def note_all(self) -> None:
         """Give everything back; the chunks are read when they are next searched."""
