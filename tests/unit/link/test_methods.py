@@ -32,7 +32,7 @@ COROUTINES = {
 
 
 PUBLISHES = {PUBLISH.name, PUBLISH_BATCH.name}
-LOCAL = {"may_retry"}
+LOCAL = {"may_retry", "metrics_text"}
 
 
 @each(
