@@ -216,10 +216,10 @@ async def ask_before_it_can_write(data_dir: Path) -> None:
         with suppress(ApiError):
             await link.pull(PullRequest(stream="S", consumer="c", batch=9))
         await link.consumer_info("S", "c")
-        assert node.consumers._consumers
+        assert node.consumers._all()
         switch.plan = SOUND
         await wait_until(lambda: not node.readiness())
-        assert all(consumer.is_current() for consumer in node.consumers._consumers.values())
+        assert all(consumer.is_current() for consumer in node.consumers._all())
 
 
 def test_consumer_asked_for_before_a_start_could_write_is_the_one_that_is_acknowledged(
