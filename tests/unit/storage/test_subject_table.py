@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core.results import Step, Writes
-from contrail_storage.core.subjects import subject_table
+from contrail_storage.core.subjects import packed_names, subject_table
 from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.machine_rig import SHARD, RowStore
 
@@ -124,6 +124,21 @@ def test_deltas_are_folded_into_pages_before_they_pile_up(monkeypatch: pytest.Mo
     assert len(kept.store.scan(b"p")) == 0
 
 
+def test_pages_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 2)
+    monkeypatch.setattr(subject_table, "_FOLDED_TOGETHER", 3)
+    kept = Kept()
+    kept.add(*names(0, 8 * PAGE))
+    assert len(kept.store.scan(b"P")) == 0
+    for pages, rows in ((3, 2), (6, 3), (8, 2), (8, 0)):
+        kept.add("s.0", f"s.{7 * PAGE}")
+        assert (len(kept.store.scan(b"P")), len(kept.store.scan(b"p"))) == (pages, rows)
+        reopened = Kept()
+        reopened.store = kept.store
+        reopened.restart()
+        assert reopened.content() == kept.content()
+
+
 def test_page_without_a_live_subject_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 1)
     kept = Kept()
@@ -200,6 +215,10 @@ def test_table_agrees_with_a_dict_however_subjects_come_and_go(
         patch.setattr(subject_table, "PAGE", 4)
         patch.setattr(subject_table, "PART", 3)
         patch.setattr(subject_table, "_DELTA_ROWS_MAX", 3)
+        patch.setattr(subject_table, "_FOLDED_TOGETHER", 2)
+        patch.setattr(subject_table, "_LOADED", 5)
+        patch.setattr(packed_names, "CHUNK", 4)
+        patch.setattr(packed_names, "_PIECE", 8)
         _agrees(steps)
 
 
@@ -241,7 +260,7 @@ def _agrees(steps: list[tuple[str, list[int] | int | None]]) -> None:
         assert table.next_id >= next_id
         expected = {name: (sids[name], seqs[-1], len(seqs)) for name, seqs in held.items()}
         assert kept.content() == expected
-        assert dict(table.ids) == sids
+        assert all(table.ids.get(f"s.{at}") == sids.get(f"s.{at}") for at in range(31))
         assert all(table.name(sid) == name for name, sid in sids.items())
         assert table.size <= max(2 * len(held), len(held) + 4) + 31
 

@@ -1,4 +1,4 @@
-"""Names of subjects by number, and numbers by name. The number of slots follows the live subjects.
+"""Names of subjects by number. The number of slots follows the live subjects.
 
 New numbers get consecutive slots. Old numbers that outlived their neighbours are kept in a list, so
 that one old subject does not keep slots for all subjects that were removed after it.
@@ -6,20 +6,19 @@ that one old subject does not keep slots for all subjects that were removed afte
 Numbers are u32 and wrap around (``core.subjects.subject_table``). Internally they are ranks: the
 distance of a number from ``origin``, where the run of new numbers ends. So every new number has a
 higher rank than all numbers that were live when the run began, wherever the run lies.
-
-The dictionary from names to numbers has no object for each number, which would take 32 bytes. Its
-values are numbers of groups of eight, and the eight names of a group share one object. The list of
-names shows which of the eight it is.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, overload
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, U32Array
+from contrail_storage.core.subjects import packed_names
+from contrail_storage.core.subjects.packed_names import PackedNames
 
 _NONE_OLD: Final = np.zeros(0, np.uint32)
 _MASK: Final = 0xFFFF_FFFF
@@ -27,7 +26,6 @@ RUN: Final = 1_024
 """Later runs of numbers begin and end at multiples of this, so that pages lie in one run."""
 END: Final = (_MASK // RUN) * RUN
 """No run has this number or a higher one."""
-_GROUP: Final = 8
 
 
 class SubjectNames(Sequence[str | None]):
@@ -41,23 +39,24 @@ class SubjectNames(Sequence[str | None]):
         self,
         young: int,
         old: U32Array = _NONE_OLD,
-        texts: list[str | None] | None = None,
+        texts: PackedNames | None = None,
         origin: int = 0,
     ) -> None:
         """``old`` are the ranks below ``young`` with slots, ascending; all later ones have one."""
-        self.texts: list[str | None] = [] if texts is None else texts
+        self.texts = PackedNames() if texts is None else texts
         self.origin = origin
         self._old = old
         self._old_numbers = old.data
+        self._old_count = len(old)
         self._young = young
         self._shift = young - len(old)
         self.base = ((int(old[0]) if len(old) else young) + origin) & _MASK
 
     @classmethod
     def of_live(
-        cls, numbers: I64Array, texts: Sequence[str | None], next_id: int, origin: int = 0
+        cls, numbers: I64Array, names: Iterable[pa.Array], next_id: int, origin: int = 0
     ) -> "SubjectNames":
-        """Names ``texts`` of the live ``numbers``; ``next_id`` is a new one's.
+        """Names of the live ``numbers``, given in pieces; ``next_id`` is a new one's.
 
         The numbers ascend by rank. From the first number on after which three of four are live,
         every number has a slot, live or not.
@@ -69,11 +68,10 @@ class SubjectNames(Sequence[str | None]):
         old = int(dense.argmax()) if dense.any() else count
         young = int(sids[old]) if old < count else next_id
         below = sids[:old].astype(np.uint32)
-        if next_id - young == count - old:
-            return cls(young, below, list(texts), origin)
-        behind = np.full(next_id - young, None, object)
-        behind[sids[old:] - young] = texts[old:]
-        return cls(young, below, [*texts[:old], *behind.tolist()], origin)
+        # The slot of each number, and the number of slots.
+        slots = np.append(np.arange(old), sids[old:] - young + old)
+        slots = np.append(slots, next_id - young + old)
+        return cls(young, below, PackedNames.of(_spread(names, slots)), origin)
 
     @property
     def left(self) -> int:
@@ -81,7 +79,7 @@ class SubjectNames(Sequence[str | None]):
 
         Below zero if the next number of a restored archive is above the last run.
         """
-        return (_MASK + 1 if self.origin else END) - self._shift - len(self.texts)
+        return (_MASK + 1 if self.origin else END) - self._shift - self.texts.size
 
     @property
     def next_id(self) -> int:
@@ -90,7 +88,7 @@ class SubjectNames(Sequence[str | None]):
 
     @property
     def _next_rank(self) -> int:
-        return self._shift + len(self.texts)
+        return self._shift + self.texts.size
 
     def emptied(self) -> "SubjectNames":
         """Return an object without names that has the same next number."""
@@ -101,26 +99,30 @@ class SubjectNames(Sequence[str | None]):
         """Whether ``texts`` are the names from ``base`` on, without a gap."""
         return not len(self._old)
 
-    def append(self, name: str) -> None:
-        """Give the number ``next_id`` to ``name``."""
+    def append(self, name: str) -> int:
+        """Give the number ``next_id`` to ``name``, and return it."""
+        sid = (self._shift + self.texts.size + self.origin) & _MASK
         self.texts.append(name)
+        return sid
 
-    def extended(self, sids: I64Array, texts: list[str]) -> "SubjectNames":
+    def extended(self, sids: I64Array, names: list[str]) -> "SubjectNames":
         """Return these names and further live ones, with higher numbers.
 
-        The list of names moves to the result. Only in the first run of numbers, where ranks and
+        The packed names move to the result. Only in the first run of numbers, where ranks and
         numbers are the same.
         """
         end = int(sids[-1]) + 1
         if len(sids) * 4 >= (end - self.next_id) * 3:
             behind = np.full(end - self.next_id, None, object)
-            behind[sids - self.next_id] = texts
-            self.texts += behind.tolist()
-            return SubjectNames(self._young, self._old, self.texts)
-        row = np.arange(self._young, self.next_id, dtype=np.uint32)
-        self.texts += texts
-        old = np.concatenate((self._old, row, sids)).astype(np.uint32)
-        return SubjectNames(end, old, self.texts)
+            behind[sids - self.next_id] = names
+            young, old, added = self._young, self._old, behind.tolist()
+        else:
+            row = np.arange(self._young, self.next_id, dtype=np.uint32)
+            young, added = end, names
+            old = np.concatenate((self._old, row, sids)).astype(np.uint32)
+        for name in added:
+            self.texts.append(name)
+        return SubjectNames(young, old, self.texts)
 
     def slots(self, sids: I64Array | U32Array) -> I64Array:
         """The slots of numbers: below zero, or after the last slot, for a number without one."""
@@ -141,11 +143,15 @@ class SubjectNames(Sequence[str | None]):
         """The slot of a number, as :meth:`slots`."""
         rank = (sid - self.origin) & _MASK if self.origin else sid
         at = rank - self._shift
-        old = len(self._old)
+        old = self._old_count
         if at >= old or not old:
             return at
         found = bisect_left(self._old_numbers, rank)
         return found if found < old and self._old_numbers[found] == rank else -1
+
+    def array(self, low: int, high: int) -> pa.Array:
+        """The names of the slots from ``low`` up to ``high``: :meth:`PackedNames.array`."""
+        return self.texts.array(low, high)
 
     def slot_from(self, sid: int) -> int:
         """Number of slots whose subject numbers are below ``sid``, by rank."""
@@ -158,7 +164,7 @@ class SubjectNames(Sequence[str | None]):
     def _slot_from_rank(self, rank: int) -> int:
         if rank < self._young:
             return bisect_left(self._old_numbers, rank)
-        return min(rank - self._shift, len(self.texts))
+        return min(rank - self._shift, self.texts.size)
 
     def numbers(self, slots: I64Array) -> I64Array:
         numbers: I64Array = slots + self._shift
@@ -194,66 +200,21 @@ def _rank(sid: int, origin: int) -> int:
     return sid if not origin else (sid - origin - 1 & _MASK) + 1
 
 
+def _spread(pieces: Iterable[pa.Array], slots: I64Array) -> Iterator[pa.Array]:
+    """Yield ``pieces`` with an empty text for each slot between ``slots``, which end behind all."""
+    low = 0
+    for piece in pieces:
+        high = low + len(piece)
+        size = int(slots[high] - slots[low])
+        if size == len(piece):
+            yield piece
+        else:
+            positions = np.full(size, -1)
+            positions[slots[low:high] - slots[low]] = np.arange(len(piece))
+            yield packed_names.take(piece, positions)
+        low = high
+
+
 def rank_order(sids: I64Array, origin: int) -> NDArray[np.intp]:
     """The order in which numbers ascend by rank."""
     return np.argsort((sids - origin) & _MASK)
-
-
-class Named(Protocol):
-    """The owner of the names.
-
-    A name may occur twice in a group, if its subject died and was created again: the later counts.
-    """
-
-    numbered: SubjectNames
-
-
-class SubjectIds(Mapping[str, int]):
-    """The numbers of the subjects that have messages."""
-
-    def __init__(self, table: Named) -> None:
-        self._table = table
-        self._groups: dict[str, int] = {}
-        self._newest = 0
-
-    def __getitem__(self, name: str) -> int:
-        slot = self.slot(name)
-        if slot < 0:
-            raise KeyError(name)
-        return self._table.numbered.number(slot)
-
-    def slot(self, name: str) -> int:
-        """The slot of a subject's number; below zero for a subject that has no messages."""
-        group = self._groups.get(name)
-        if group is None:
-            return -1
-        names = self._table.numbered
-        low = names.slot_from(group * _GROUP)
-        near = names.texts[low : low + _GROUP]
-        # The highest first: a name may occur twice in a group, and the later number counts.
-        near.reverse()
-        return low + len(near) - 1 - near.index(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._groups
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def add(self, name: str, sid: int) -> None:
-        """Set the number of ``name`` to ``sid``, which is above all others."""
-        group = sid // _GROUP
-        if group != self._newest:
-            self._newest = group  # one object, which all eight share
-        self._groups[name] = self._newest
-
-    def remove(self, name: str) -> None:
-        """Remove a subject, which has no more messages."""
-        del self._groups[name]
-
-    def clear(self) -> None:
-        """Remove all subjects."""
-        self._groups = {}

@@ -37,7 +37,8 @@ def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) ->
     removed = _evict(state, step, config, command.messages_max)
     if config.max_msgs_per_subject >= 0:
         table, most = state.subjects, min(config.max_msgs_per_subject, _COUNT_MAX)
-        over = table.numbered.numbers(np.flatnonzero(table.counts > most)[:_SUBJECTS_MAX])
+        over = np.flatnonzero(table.counts[: table.size] > most)[:_SUBJECTS_MAX]
+        over = table.numbered.numbers(over)
         over.sort()
         messages_max = command.messages_max - removed
         removed += _enforce_of_subjects(state, step, over.astype(np.uint32), most, messages_max)
@@ -49,8 +50,9 @@ def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) ->
 
 def recheck_subjects(state: ShardState) -> None:
     """Set ``subjects_over`` by checking the counts of all subjects."""
-    most = state.config.max_msgs_per_subject
-    state.subjects_over = most >= 0 and bool((state.subjects.counts > min(most, _COUNT_MAX)).any())
+    most, table = state.config.max_msgs_per_subject, state.subjects
+    counts = table.counts[: table.size]
+    state.subjects_over = most >= 0 and bool((counts > min(most, _COUNT_MAX)).any())
 
 
 def expire_age(state: ShardState, step: Step, command: cmd.ExpireAge) -> Result:
