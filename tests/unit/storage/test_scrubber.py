@@ -52,7 +52,8 @@ def scrub(
             damage(node)
             await node.scrubber.round()
             assert node.scrubber.counts.rounds == 1
-            return {shard.name: shard.damaged for shard in node.streams.shards() if shard.damaged}
+            shards = node.applier.shards.values()
+            return {shard.name: shard.damaged for shard in shards if shard.damaged}
 
     return asyncio.run(scenario())
 

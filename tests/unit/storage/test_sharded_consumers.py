@@ -151,7 +151,7 @@ def test_waiting_pulls_are_served_in_their_order_from_any_shard(tmp_path: Path) 
         await link.delete_consumer("S", "c")
         for one in waiting:
             await refused(one, errors.CONSUMER_DELETED)  # type: ignore[arg-type]
-        assert all(not shard.machine.consumers for shard in node.streams.shards())
+        assert all(not shard.machine.consumers for shard in node.applier.shards.values())
 
     play(tmp_path, scene)
 
@@ -363,7 +363,7 @@ def test_idle_consumer_goes_from_all_shards_at_once(tmp_path: Path) -> None:
         await link.put_consumer("S", ephemeral, "put", None, False)
         while node.streams.shard("S", 0).machine.consumers:
             await asyncio.sleep(0)
-        while any(shard.machine.consumers for shard in node.streams.shards()):
+        while any(shard.machine.consumers for shard in node.applier.shards.values()):
             await asyncio.sleep(0)
         await refused(link.consumer_info("S", "c"), errors.CONSUMER_NOT_FOUND)
 

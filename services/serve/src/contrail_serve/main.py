@@ -10,6 +10,7 @@ import uvloop
 
 from contrail_serve.allocator import keep_freed_memory
 from contrail_serve.logs import configure_logs
+from contrail_serve.long_lived import short_collections
 from contrail_serve.process import StartError, StoppedEarlyError
 from contrail_serve.settings import (
     EdgeProcessSettings,
@@ -62,7 +63,8 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
     configure_logs(settings.log_level, settings.log_format, service=service, node=settings.node)
     serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:
-        return EXIT_OK if uvloop.run(serve(settings)) else EXIT_FAILED
+        with short_collections():
+            return EXIT_OK if uvloop.run(serve(settings)) else EXIT_FAILED
     except StoppedEarlyError as stopped:
         print(f"contrail: {stopped}", file=sys.stderr)
         return EXIT_OK

@@ -18,6 +18,7 @@ from contrail_link.tcp.handshake import derived_key
 from contrail_link.tcp.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
 from contrail_serve.key_file import follow_key_file, warn_if_open
+from contrail_serve.long_lived import uncollected
 from contrail_serve.process import (
     ACK_LABEL,
     LINK_LABEL,
@@ -116,7 +117,8 @@ async def _running_node(
     if file is not None:
         hung_up = hangup_signal()
         warn_if_open(file)
-    node = await asyncio.to_thread(_open_node, settings)
+    with uncollected():
+        node = await asyncio.to_thread(_open_node, settings)
     starting = asyncio.create_task(node.start())
     await first_done(starting, stopping.wait())
     if stopping.is_set():

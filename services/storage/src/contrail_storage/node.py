@@ -157,7 +157,7 @@ class StorageNode:
 
     def recover(self, files: Files) -> None:
         """Load the contents of the folder without changing it. Blocks; raises as `open_node`."""
-        load_node(self._scan, self.meta, self.applier, self.blocks)
+        load_node(self._store.scan, self.meta, self.applier, self.blocks)
         # Flushes the store and removes log segments.
         self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
         self.log = NodeLog.open(

@@ -30,8 +30,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
     """Make the background parts of ``node`` over its ``store``."""
     options = node.options
     scrubber = Scrubber(
-        # Streams in memory have nothing on disk that could be damaged.
-        lambda: [shard for shard in node.streams.shards() if not shard.in_memory],
+        node.streams.each_listed,
         node.blocks,
         store,
         node.reader.opener,

@@ -86,7 +86,7 @@ class Dispatcher:
     # Selected sequences that are not proposed yet, in order; all of them are in flight.
     _joined: list[int] = field(default_factory=list)
     # Gives up on messages whose last allowed delivery was not acknowledged in time.
-    _exhaustion: Exhaustion = field(init=False)
+    _exhaustion: Exhaustion = field(default_factory=Exhaustion)
     # Whether the last command had a position before the one that was reached. A further command
     # records that one when nothing is in flight.
     _held_back: bool = False
@@ -114,12 +114,6 @@ class Dispatcher:
         self.consumer_seq = self.consumer.delivered.consumer_seq
         self._top_seq = self.consumer.delivered.stream_seq
         self._count = PendingCount(self.shard, self.reader)
-        self._exhaustion = Exhaustion(
-            lambda: self.consumer.pending,
-            self._propose_exhaust,
-            self._arm_deadline,
-            self._arm_again,
-        )
         self.touch()
         self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._filters = self.consumer.config.filter_subjects
@@ -142,7 +136,7 @@ class Dispatcher:
 
     def _deadlines_changed(self) -> None:
         """Let the first waiting pull check, now and at the earliest deadline."""
-        self._arm_deadline()
+        self.arm_deadline()
         self.wake()
 
     def _notice_change(self) -> None:
@@ -175,6 +169,7 @@ class Dispatcher:
         """End the waiting pulls: the consumer or its stream is gone."""
         self.closed = True
         self._exhaustion.close()
+        self._siblings = ()
         for later in (self._join_timer, self._deadline_timer):
             if later is not None:
                 later.cancel()
@@ -274,7 +269,7 @@ class Dispatcher:
         """Select messages that are due again, then new ones; all of them become in flight."""
         exhausted = await self._collect_due(batch)
         if exhausted:
-            await asyncio.shield(self._exhaustion.give_up(exhausted))
+            await asyncio.shield(self._exhaustion.give_up(self, exhausted))
         # Nothing may be awaited after the last check for new messages, or a wake would be missed.
         if not batch.full:
             await self._collect_new(batch)
@@ -489,7 +484,7 @@ class Dispatcher:
         self.in_flight.difference_update(seqs)
         # A nak in the entry of the delivery made them due before this call, so they were passed.
         self.consumer.pending.note_passed(seqs)
-        self._arm_deadline()
+        self.arm_deadline()
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
         recorded = set(seqs)
@@ -528,10 +523,11 @@ class Dispatcher:
         if has_failed(done) or self.closed:
             return
         if postponed:
-            self._arm_deadline()
+            self.arm_deadline()
         self.wake()
 
-    def _arm_deadline(self, soonest_s: float = 0) -> None:
+    def arm_deadline(self, soonest_s: float = 0.0) -> None:
+        """Set the timer for the earliest deadline, but not before ``soonest_s`` from now."""
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
@@ -542,9 +538,10 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
 
-    def _arm_again(self, soonest_s: float) -> None:
+    def arm_again(self, soonest_s: float) -> None:
+        """As `arm_deadline`, unless the timer is set."""
         if self._deadline_timer is None:
-            self._arm_deadline(soonest_s)
+            self.arm_deadline(soonest_s)
 
     def _deadline_passed(self) -> None:
         self._deadline_timer = None
@@ -554,14 +551,15 @@ class Dispatcher:
         if earliest_ns is None:
             return
         if earliest_ns > self.log_time_ns():
-            self._arm_deadline()
+            self.arm_deadline()
             return
         limit = self.consumer.config.max_deliver
         if limit > 0 and not self.waiters:
-            self._exhaustion.search(limit, self.log_time_ns)
+            self._exhaustion.search(self, limit)
         self.wake()
 
-    def _propose_exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
+    def propose_exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
+        """Propose to give up on ``seqs``; raises ApiError."""
         return self.propose(Exhaust(self.consumer.consumer_id, self.consumer.epoch, seqs))
 
     # Counting ------------------------------------------------------------------------------------
@@ -615,7 +613,7 @@ async def serve(
                     waiter.set()  # messages that came after their shard was tried woke nobody
             queue_first = False
             for one in dispatchers:
-                one._arm_deadline()  # that of the last timer may have passed without a message
+                one.arm_deadline()  # that of the last timer may have passed without a message
             if not await woken(waiter, left_s):
                 return
             for one in dispatchers:

@@ -297,7 +297,7 @@ class ConsumerManager:
     async def reconcile_all(self) -> None:
         """Finish or undo changes of consumers on several shards that a crash interrupted."""
         async with self._lock:
-            for stream in self._streams.listed():
+            for stream in self._streams.with_shards():
                 with suppress(ApiError):  # if it fails, the next change of a consumer does it
                     await self._sharded.reconcile(stream)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrail_common.columns.blocks import BlockCodec
-from contrail_storage.core import key_layout as keys
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.options import NodeOptions
 from contrail_storage.repair.swap import STORE_NAME
@@ -115,7 +114,7 @@ class _Rebuilding:
 
     def run(self, log: NodeLog, applied: Mapping[int, int] | None) -> dict[int, int]:
         # The rows are the state at the indexes of the store, and the log continues from there.
-        load_node(self._scan, self.meta, self.applier, self._blocks)
+        load_node(self._store.scan, self.meta, self.applier, self._blocks)
         ends = dict(self.applier.written_indexes)
         for group, held in sorted(log.read_back(ends).items()):
             for data, index, term in held.entries:
@@ -168,9 +167,6 @@ class _Rebuilding:
 
     def _codec_of(self, shard_id: int) -> BlockCodec | None:
         return self.applier.codec_of(shard_id)
-
-    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._store.scan(prefix, keys.prefix_end(prefix))
 
 
 class _Nowhere:

@@ -1,8 +1,9 @@
 """Load the stored state: applied indexes, names of streams, their machines and blocks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import Final
 
 import structlog
 
@@ -18,28 +19,93 @@ from contrail_storage.store.store_errors import StoreError
 
 _log = structlog.get_logger("contrail.node")
 
-Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
-"""Yields all (key, value) of a store under a key prefix, in key order."""
+_PASSED_MAX: Final = 64
+"""Rows that are read to get to later ones. A new scan costs as much as reading about 30 rows."""
+
+Row = tuple[bytes, bytes]
+"""Key and value."""
+
+Scan = Callable[[bytes], Iterable[Row]]
+"""Yields all rows of a store under a key prefix, in key order."""
+
+ScanRange = Callable[[bytes, bytes], Iterator[Row]]
+"""Yields the rows of a store from one key up to, but not including, another; in key order."""
 
 
-def load_node(scan: Scan, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
+class RowsInOrder:
+    """A `Scan` for prefixes that ascend within each kind of row; it scans the store once a kind.
+
+    With a scan for each shard and kind, scans would take most of the time of a start. A call ends
+    the iteration of an earlier one of the same kind.
+    """
+
+    def __init__(self, scan: ScanRange) -> None:
+        self._scan = scan
+        self._kinds: dict[bytes, _Kind] = {}
+
+    def __call__(self, prefix: bytes) -> Iterable[Row]:
+        """The rows under ``prefix``, which is above the earlier ones of its kind."""
+        kind = self._kinds.get(prefix[:1])
+        if kind is None:
+            kind = self._kinds[prefix[:1]] = _Kind(self._scan, prefix)
+        # Most kinds have no row of most shards.
+        return kind.under(prefix) if kind.reach(prefix).startswith(prefix) else ()
+
+
+class _Kind:
+    """The rows of one kind, read once and in order."""
+
+    def __init__(self, scan: ScanRange, start: bytes) -> None:
+        self._scan = scan
+        self._stop = keys.prefix_end(start[:1])
+        self._begin(start)
+
+    def _begin(self, start: bytes) -> None:
+        self._rows = self._scan(start, self._stop)
+        # The first row that nobody has read, or the end.
+        self._next = next(self._rows, self._end)
+
+    @property
+    def _end(self) -> Row:
+        return self._stop, b""
+
+    def reach(self, key: bytes) -> bytes:
+        """Pass the rows below ``key``, which nobody asked for; return the key of the next row."""
+        passed = 0
+        while self._next[0] < key and passed < _PASSED_MAX:
+            self._next = next(self._rows, self._end)
+            passed += 1
+        if self._next[0] < key:
+            self._begin(key)
+        return self._next[0]
+
+    def under(self, prefix: bytes) -> Iterator[Row]:
+        """Yield the rows from the next one on while their keys begin with ``prefix``."""
+        while (row := self._next)[0].startswith(prefix):
+            self._next = next(self._rows, self._end)
+            yield row
+
+
+def load_node(scan: ScanRange, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
     """Load everything that a node has stored."""
+    rows = RowsInOrder(scan)
     # First: the log is read from these indexes on.
-    applier.written_indexes.update(applied_indexes(scan))
-    load_meta(scan, meta)
-    for entry in meta.streams.values():
-        if not keys.is_in_memory(entry.shard_id):
-            for shard_id in entry.shard_ids:
-                shard = load_shard(scan, shard_id, blocks)
-                if not _holds_anything(shard, blocks):
-                    # As in a running node, the first command in the log will make the shard.
-                    blocks.forget(shard_id)
-                    continue
-                applier.shards[shard_id] = shard
-                applier.changes.note_all(shard_id)
-                if shard.machine.exists:
-                    last_ns = shard.machine.counters.last_time_ns
-                    applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
+    applier.written_indexes.update(applied_indexes(rows))
+    load_meta(rows, meta)
+    shard_ids = (shard_id for entry in meta.streams.values() for shard_id in entry.shard_ids)
+    for shard_id in sorted(shard_ids):
+        if keys.is_in_memory(shard_id):
+            continue
+        shard = load_shard(rows, shard_id, blocks)
+        if not _holds_anything(shard, blocks):
+            # As in a running node, the first command in the log will make the shard.
+            blocks.forget(shard_id)
+            continue
+        applier.shards[shard_id] = shard
+        applier.changes.note_all(shard_id)
+        if shard.machine.exists:
+            last_ns = shard.machine.counters.last_time_ns
+            applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
 
 
 def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:

@@ -222,6 +222,8 @@ class Directory:
 
         A new page begins only when two pages of blocks wait, since recent blocks still change.
         """
+        if not self.pages.starts and len(self) < 2 * self.pages.page_blocks:
+            return []  # as in most streams, when a node has many
         first_seq = self._bases[self._start] if len(self) else self.pages.stop
         due = self.pages.take_stale(first_seq)
         at = self._start + self.position(self.pages.stop)

@@ -92,7 +92,6 @@ class StoredDirectory:
             self.ranges.starts.append(keys.last_number(key, 8))
             self.ranges.stop, spans = _decode(page)
             parts.append(spans)
-        listed = np.concatenate(parts) if parts else np.empty(0, _SPAN)
         over: dict[int, bytes] = {}
         bases: list[int] = []
         values: list[bytes] = []
@@ -105,7 +104,10 @@ class StoredDirectory:
             elif value:
                 bases.append(base_seq)
                 values.append(value)
-        self.spans = np.concatenate([_overlaid(listed, over), _spans(bases, values)])
+        self.spans = _spans(bases, values)
+        if parts:  # most directories are small
+            listed = _overlaid(np.concatenate(parts), over)
+            self.spans = np.concatenate([listed, self.spans])
 
     def index_rows(self) -> Iterator[tuple[int, bytes]]:
         """The first sequence of each block, and its row as if it had one."""

@@ -38,6 +38,7 @@ _log = structlog.get_logger("contrail.streams")
 _ROUTES_MAX: Final = 65_536
 _LISTED_TOGETHER: Final = 64
 _RENEWED_TOGETHER: Final = 256
+_RECONCILED_TOGETHER: Final = 1_000
 HASH_KEY_BYTES: Final = 32
 _UNMADE: Final = "the stream is in memory, and is re-created once the disk accepts writes"
 
@@ -175,9 +176,11 @@ class StreamManager:
         """Return a shard of the listed stream ``name``, as `Stream.shard`."""
         return self.stream(name).shard(number)
 
-    def shards(self) -> list[Shard]:
-        """Return the shards of all listed streams."""
-        return [shard for stream in self.listed() for shard in stream.shards]
+    def with_shards(self) -> list[Stream]:
+        """The listed streams that have several shards."""
+        names = [entry.name for entry in self._meta.streams.values() if entry.shards > 1]
+        current = (self._current(name, self._meta.streams[name]) for name in names)
+        return [stream for stream in current if stream is not None]
 
     def is_listed(self, number: int) -> bool:
         """Whether a listed stream has a shard with the id ``number``. Needs no search."""
@@ -364,9 +367,11 @@ class StreamManager:
         """Finish or undo changes that a crash interrupted."""
         async with self._lock:
             await self._renew_lost()
-            for entry in list(self._meta.streams.values()):
+            for seen, entry in enumerate(list(self._meta.streams.values()), start=1):
                 if not self._is_whole(entry) and entry.name not in self._restoring:
                     await self._reconcile_if_sound(entry)
+                if seen % _RECONCILED_TOGETHER == 0:
+                    await asyncio.sleep(0)
 
     async def _reconcile_if_sound(self, entry: StreamEntry) -> None:
         """Reconcile a stream; a damaged one stays as it is and does not block the others."""

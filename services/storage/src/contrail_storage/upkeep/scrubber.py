@@ -5,7 +5,8 @@ elsewhere is gone. A damaged shard stops and reports the damage, as if a reader 
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
@@ -24,6 +25,7 @@ from contrail_storage.store.rocks_store import (
     StoreFailedError,
     StoreScanCutError,
 )
+from contrail_storage.streams.stream import Stream
 
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_ROWS: Final = 2_000
@@ -55,7 +57,7 @@ class Scrubber:
 
     def __init__(
         self,
-        shards: Callable[[], list[Shard]],
+        streams: Callable[[], AsyncGenerator[Stream, None]],
         blocks: BlockStore,
         rows: RowSource,
         opener: ContentOpener,
@@ -65,7 +67,7 @@ class Scrubber:
     ) -> None:
         self._opener = opener
         self.counts = ScrubCounts()
-        self._shards = shards
+        self._streams = streams
         self._blocks = blocks
         self._rows = rows
         self._bytes_s = bytes_s
@@ -86,16 +88,22 @@ class Scrubber:
 
     async def round(self) -> None:
         """Read all blocks and rows of all shards once. Raises StoreClosedError."""
-        for shard in self._shards():
-            try:
-                if not shard.damaged:
-                    await self._scrub_blocks(shard)
-                if not shard.damaged and shard.machine.exists:
-                    await self._scrub_rows(shard)
-            except StoreFailedError as error:
-                # It may be readable the next time; later streams must not wait for it.
-                _log.warning("scrub_put_off", stream=shard.name, error=str(error))
+        async with aclosing(self._streams()) as streams:
+            async for stream in streams:
+                # Streams in memory have nothing on disk that could be damaged.
+                for shard in () if stream.in_memory else stream.shards:
+                    await self._scrub(shard)
         self.counts.rounds += 1
+
+    async def _scrub(self, shard: Shard) -> None:
+        try:
+            if not shard.damaged:
+                await self._scrub_blocks(shard)
+            if not shard.damaged and shard.machine.exists:
+                await self._scrub_rows(shard)
+        except StoreFailedError as error:
+            # It may be readable the next time; later streams must not wait for it.
+            _log.warning("scrub_put_off", stream=shard.name, error=str(error))
 
     async def _scrub_blocks(self, shard: Shard) -> None:
         seq = 0
