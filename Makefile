@@ -13,7 +13,7 @@ MEMBERS := libs/common libs/link libs/edge libs/client services/storage services
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-# auto: one worker per core. An idle worker takes half of another's tests.
+# auto: two workers per core. An idle worker takes half of another's tests.
 WORKERS ?= auto
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types

@@ -33,13 +33,13 @@ WORKERS_MAX = 8
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """As many workers as there are cores: more would make tests wait longer than they allow for.
+    """Two workers for each core: tests wait for the disk or a process half of the time.
 
     Each starts servers of its own, so there are not many where there are many cores.
     """
     linux = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-    return min(cores, WORKERS_MAX)
+    return min(2 * cores, WORKERS_MAX)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -98,6 +98,32 @@ def refused(call: Awaitable[Any]) -> Awaitable[ApiError]:
     return wait()
 
 
+def test_rows_of_windows_do_not_outlive_a_loss(tmp_path: Path) -> None:
+    """A sequence that is used again must not be found by the subject that it had before."""
+
+    def rows(node: StorageNode) -> list[bytes]:
+        prefix = keys.shard_key(keys.WINDOW, node.streams.shard("S").machine.shard_id)
+        return [key for key, _ in node._store.scan(prefix, keys.prefix_end(prefix))]
+
+    async def before(node: StorageNode, link: LocalLink) -> None:
+        await make(link, "S")
+        await publish(link, "S", *[b"x"] * 2_000)
+        await node.until_written()
+        assert len(rows(node)) == 1
+        await node.checkpoint()
+        await publish(link, "S", b"third")
+        await asyncio.to_thread(wait_for_successor, tmp_path / "live")
+
+    killed(tmp_path / "live", tmp_path / "data", before)
+    damage_first_batch_with(tmp_path / "data", b"third")
+
+    async def after(node: StorageNode, link: LocalLink) -> None:
+        assert rows(node) == []
+        assert (await link.stream_info("S")).state.messages == 2_000
+
+    play(tmp_path / "data", after, accept_data_loss=True)
+
+
 def test_lost_end_of_the_log_voids_everything_that_names_what_came_before(tmp_path: Path) -> None:
     kept: dict[str, Any] = {}
 

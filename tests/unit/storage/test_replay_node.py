@@ -275,7 +275,7 @@ def test_what_a_rotten_table_leads_to_is_read_again_with_all_checks(
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await node.until_written()
-        right = node.blocks._source.get_unverified
+        right = node.blocks.source.get_unverified
         asked: list[int] = []
 
         def get_unverified(keys: Sequence[bytes]) -> list[bytes | None]:
@@ -285,7 +285,7 @@ def test_what_a_rotten_table_leads_to_is_read_again_with_all_checks(
                 return found[::-1] if len(found) > 1 else [None]
             return [None if wrong == "none" or one is None else one[:-1] + b"?" for one in found]
 
-        monkeypatch.setattr(node.blocks._source, "get_unverified", get_unverified)
+        monkeypatch.setattr(node.blocks.source, "get_unverified", get_unverified)
         found = await rows_of(await link.replay(ReplayRequest(stream="S", format="arrow")), "arrow")
         assert found == expected(range(1, LAST + 1))
         assert asked

@@ -4,8 +4,7 @@ Each scene runs a whole node on asyncio's own loop and measures every callback o
 The operation runs on little content first, which loads what is imported at the first use.
 
 Not within the bound yet, and so without a test: an expectation about a wildcard, a filtered
-consumer, pages of subject counts, and a wildcard purge, all on many subjects; many messages without
-a match before one with a match.
+consumer, pages of subject counts, and a wildcard purge, all on many subjects.
 """
 
 import asyncio
@@ -32,6 +31,7 @@ BATCH = 1_000
 PENDING = 50_000
 PULLED = 10_000
 ACKS = 100
+OTHERS = 100_000
 Scene = Callable[[LocalLink], Coroutine[Any, Any, None]]
 
 
@@ -159,5 +159,35 @@ def test_acknowledgements_of_all_with_many_pending(tmp_path: Path) -> None:
         await assert_no_stall(operation)
         info = await link.consumer_info("S0", "C")
         assert info.num_ack_pending == PENDING - next(sequences) + 1
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ack_policy", ["explicit", "none"])
+def test_pull_of_a_sparse_filter(tmp_path: Path, ack_policy: str) -> None:
+    """Pull one message that is first and one that is last, with 100,000 others in between."""
+
+    async def scene(link: LocalLink) -> None:
+        await make_stream(link, 0)
+        numbers = itertools.count()
+
+        async def operation() -> None:
+            name = f"C{next(numbers)}"
+            config = ConsumerConfig(
+                name=name, durable=True, ack_policy=ack_policy, filter_subjects=("s0.1.*",)
+            )
+            await link.put_consumer("S0", config, "create", None, False)
+            pull = PullRequest(stream="S0", consumer=name, batch=PULLED, no_wait=True)
+            pulled = await link.pull(pull)
+            assert [one.message.seq for one in pulled.deliveries] == expected
+
+        expected = [1]
+        await publish_all(link, "S0", ["s0.1.a"])
+        await operation()
+        await publish_all(link, "S0", ["s0.0.x"] * OTHERS)
+        await publish_all(link, "S0", ["s0.1.b"])
+        expected = [1, OTHERS + 2]
+        await assert_no_stall(operation)
 
     play(tmp_path, scene)

@@ -118,6 +118,7 @@ class StorageNode:
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
         self.reader = Reader(self.blocks, opener)
+        self.reader.windows.keep = self.applier.keep_window
         self.replayer = Replayer(self.blocks, self.reader)
         self.snapshotter = Snapshotter(self._store, opener)
         self.log: NodeLog

@@ -80,10 +80,9 @@ class AckNoneDispatcher(Dispatcher):
 
     async def _collect_columns(self, batch: ColumnBatch) -> None:
         # Nothing may be awaited after the last check for new messages, or a wake would be missed.
-        while not batch.full:
-            position = self._catch_up()
-            if position > self.shard.applied_seq:
-                return
+        missed = False
+        while not batch.full and await self._pass_others(missed=missed):
+            position = self.position
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
@@ -94,6 +93,7 @@ class AckNoneDispatcher(Dispatcher):
                 return  # the next pull selects by the new filters, from after these messages
             if self._catch_up() == position:  # otherwise messages were removed meanwhile
                 found = self._select(block, position)
+                missed = not len(found.positions)
                 self._take_columns(batch, found)
 
     def _take_columns(self, batch: ColumnBatch, found: Found) -> None:

@@ -334,10 +334,11 @@ class Dispatcher:
 
     async def _collect_new(self, batch: Batch) -> None:
         capacity = self._ack_capacity()
+        missed = False
         while capacity > 0 and not batch.full:
-            position = self._catch_up()
-            if position > self.shard.applied_seq:
+            if not await self._pass_others(missed=missed):
                 return
+            position = self.position
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
@@ -347,10 +348,28 @@ class Dispatcher:
             if self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
             found = self._select(block, position)
+            missed = not len(found.positions)
             taken = self._take_found(batch, found, capacity)
             if taken is None:
                 return
             capacity -= taken
+
+    async def _pass_others(self, *, missed: bool) -> bool:
+        """Move the position to where the next match may be; False if there is none by now.
+
+        ``missed``: the last block had no match. Filters that change meanwhile move it back.
+        """
+        passed = False
+        while (position := self._catch_up()) <= self.shard.applied_seq and not passed:
+            pinned = self.consumer.pinned
+            if pinned is not None and position < pinned.end_seq:
+                return True  # it is one of the pinned messages
+            reached = await self.reader.next_match(
+                self.shard, position, self._filter, missed=missed
+            )
+            if self._catch_up() == position:  # otherwise deliveries were undone
+                self.position, passed = reached, True
+        return self.position <= self.shard.applied_seq
 
     def _catch_up(self) -> int:
         """Move the position past settled and removed messages, and return it."""

@@ -20,6 +20,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: messages to deliver first |
 | ``W`` | - | accepted damage |
+| ``Q`` | u64 window | subject ids and sizes of the messages of a window |
 | ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
 | ``K`` | - | second record (checkpoint) |
 """
@@ -46,6 +47,7 @@ ERASURE: Final = b"E"
 PINNED: Final = b"F"
 LOSS: Final = b"W"
 STOPPED: Final = b"H"
+WINDOW: Final = b"Q"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -65,6 +67,7 @@ SHARD_KINDS: Final = (
     PINNED,
     LOSS,
     STOPPED,
+    WINDOW,
 )
 """All kinds of rows that belong to one shard."""
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,20 +12,30 @@ from contrail_common import errors
 from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns, message_size
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
-from contrail_common.texts import I64Array
+from contrail_common.subjects import is_wildcard
+from contrail_common.texts import I64Array, U32Array
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
 from contrail_storage.core.subjects.filters import FilterCache, SubjectFilter
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.reading.point_reads import PointReads
+from contrail_storage.reading.window_reads import RUN_WINDOWS, WindowReads
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
 from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.store.windows import WINDOW_BITS, WindowFacts
 
 _RETRIES = 8
 _RUN_BLOCKS = 64
 _RUN_BYTES = 32 << 10
 """Bytes of small blocks that are read with the first: a thread for each would cost more."""
+_FIRST_WINDOWS = 4
+"""Windows that a search reads first; then it reads more and more at a time."""
+_TABLE_MAX = 4_096
+"""Subjects of a table that is searched as a whole, which takes less than reading a block."""
+
+Pick = Callable[[U32Array], NDArray[np.bool_]]
+"""Which of some subject numbers are wanted, as a mask."""
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -44,6 +55,7 @@ class Reader:
         self.opener = opener or ContentOpener(None)
         self._blocks = blocks
         self._points = PointReads(blocks)
+        self.windows = WindowReads(blocks)
         self._filters = FilterCache()
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
@@ -157,27 +169,14 @@ class Reader:
 
     async def previous_of_subject(self, shard: Shard, seq: int) -> int:
         """The last live message before ``seq`` with the same subject, 0 when there is none."""
-        machine = shard.machine
-        block = await self.block_at(shard, seq)
-        if block is None or not machine.is_live(seq):
+        facts = await self.facts(shard, seq, seq)
+        table = shard.machine.subjects
+        if not shard.machine.is_live(seq):
             return 0
-        sid = int(block.subject_ids[seq - block.base_seq])
-        table = machine.subjects
+        sid = int(facts.subject_ids[seq - facts.base_seq])
         # No older message of the subject is below it, so the search backwards ends there.
-        floor_seq = max(int(table.first[table.numbered.slot(sid)]), machine.counters.first_seq)
-        while block is not None and seq > floor_seq:
-            stop = min(seq, block.last_seq + 1) - block.base_seq
-            wanted = block.subject_ids[:stop] == sid
-            live = machine.deleted.live_mask(block.base_seq, stop) if stop else None
-            if live is not None:
-                wanted = wanted & live
-            positions = np.flatnonzero(wanted)
-            if len(positions):
-                found = block.base_seq + int(positions[-1])
-                return found if found >= floor_seq else 0
-            seq = block.base_seq
-            block = await self.block_below(shard, seq - 1) if seq > floor_seq else None
-        return 0
+        floor_seq = int(table.first[table.numbered.slot(sid)])
+        return await self._newest_below(shard, seq, floor_seq, lambda sids: sids == sid, 1)
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
         """The first sequence at or after ``time_ns``; the next new one when there is none."""
@@ -219,19 +218,16 @@ class Reader:
         messages: list[StoredMessage] = []
         size = 0
         next_seq = max(from_seq, shard.machine.counters.first_seq)
-        missed = 0
+        missed = False
         while True:
-            if not missed & (missed - 1):
-                # Only after 1, 2, 4 ... blocks without a match: with many subjects, looking into
-                # the table costs as much as reading some blocks.
-                next_seq = self._skip(shard, next_seq, subject_filter)
+            next_seq = await self.next_match(shard, next_seq, subject_filter, missed=missed)
             block = None
             if next_seq <= shard.applied_seq:
                 block = await self.block_at(shard, next_seq)
             if block is None or not shard.machine.exists:
                 return messages, next_seq
             found = self.select(shard, block, next_seq, subject_filter)
-            missed = 0 if len(found.positions) else missed + 1
+            missed = not len(found.positions)
             for position in found.positions.tolist():
                 message = self.message(shard, block, position)
                 if message is None:
@@ -245,16 +241,78 @@ class Reader:
                     return messages, message.seq + 1
             next_seq = block.last_seq + 1
 
-    def _skip(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
-        """The first sequence at or after ``from_seq`` that may match; after all when none can."""
+    async def next_match(
+        self, shard: Shard, from_seq: int, subject_filter: SubjectFilter, *, missed: bool
+    ) -> int:
+        """A sequence at or after ``from_seq`` before which no message matches.
+
+        It is the next match itself, or it is in a block in memory, which is best looked at. Not so
+        if the last block had no match (``missed``). After all messages when there is no match.
+        """
         if subject_filter.matches_all:
             return from_seq
+        seq, windows = self._lower_bound(shard, from_seq, subject_filter), _FIRST_WINDOWS
+        seq = max(seq, shard.machine.counters.first_seq)
+        if not missed and self._in_memory(shard, seq):
+            return seq
+        while shard.machine.exists and seq <= shard.applied_seq:
+            to_seq = min(((seq >> WINDOW_BITS) + windows << WINDOW_BITS) - 1, shard.applied_seq)
+            facts = await self.facts(shard, seq, to_seq)
+            pick = partial(subject_filter.select, shard.machine.subjects)
+            found = self._live(shard, facts, seq, facts.end_seq, pick)
+            if len(found):
+                return int(found[0])
+            seq = max(facts.end_seq, shard.machine.counters.first_seq)
+            seq = shard.machine.deleted.next_live(seq, shard.applied_seq + 1)
+            windows = min(2 * windows, RUN_WINDOWS)
+        return seq
+
+    def _in_memory(self, shard: Shard, seq: int) -> bool:
+        """Whether the next block is in memory."""
+        shard_id = shard.machine.shard_id
+        directory = self._blocks.directory(shard_id)
+        position = directory.position(seq)
+        if position >= len(directory):
+            return True  # there is none to read
+        return self._blocks.recall(shard_id, directory.base_seq(position)) is not None
+
+    def _lower_bound(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
+        """A sequence at or after ``from_seq`` before which no message matches, by the table."""
         table = shard.machine.subjects
+        if table.size > _TABLE_MAX and not _is_literal(subject_filter):
+            return from_seq
         at = table.numbered.slots(subject_filter.numbers(table))
         first = table.first[at[table.last[at] >= from_seq]]
         if not len(first):
             return max(from_seq, shard.applied_seq + 1)
         return max(from_seq, int(first.min()))
+
+    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> WindowFacts:
+        """Subject numbers and sizes from ``from_seq`` or before it on, without reading blocks.
+
+        They may end before ``to_seq``, which must be applied, after 65,536 sequences: continue at
+        their end. The values of sequences that are not live mean nothing. Raises ApiError.
+        """
+        try:
+            return await self.windows.read(shard.machine.shard_id, from_seq, to_seq)
+        except (BlockCorruptError, StoreCorruptError) as error:
+            raise self.damage(shard, from_seq, error) from error
+
+    def _live(
+        self, shard: Shard, facts: WindowFacts, from_seq: int, end_seq: int, pick: Pick
+    ) -> I64Array:
+        """The live and applied sequences from ``from_seq`` up to ``end_seq`` that ``pick`` picks.
+
+        Only as far as ``facts`` have them.
+        """
+        machine = shard.machine
+        low = max(from_seq, facts.base_seq, machine.counters.first_seq)
+        count = min(end_seq, facts.end_seq, shard.applied_seq + 1) - low
+        if count <= 0:
+            return np.zeros(0, np.int64)
+        wanted = pick(facts.subject_ids[low - facts.base_seq :][:count])
+        live = machine.deleted.live_mask(low, count)
+        return np.flatnonzero(wanted if live is None else wanted & live) + low
 
     async def count(
         self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
@@ -285,38 +343,47 @@ class Reader:
 
     async def _count_of(self, shard: Shard, slots: I64Array, from_seq: int, to_seq: int) -> int:
         """Count live messages of the subjects at ``slots`` in ``from_seq`` .. ``to_seq``."""
-        machine = shard.machine
-        numbered = machine.subjects.numbered  # the table may rearrange its slots meanwhile
+        numbered = shard.machine.subjects.numbered  # the table may rearrange its slots meanwhile
         wanted = np.zeros(int(slots.max()) + 2, np.bool_)  # the last one stands for all others
         wanted[slots] = True
-        total, seq = 0, from_seq
-        while seq <= to_seq:
-            block = await self.block_at(shard, seq)
-            if block is None or not machine.exists:
-                break
-            low = max(seq, block.base_seq, machine.counters.first_seq)
-            seq = block.last_seq + 1
-            count = min(seq, to_seq + 1) - low
-            if count <= 0:
-                continue
-            at = numbered.slots(block.subject_ids[low - block.base_seq :][:count])
-            found = wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
-            live = machine.deleted.live_mask(low, count)
-            total += int(np.count_nonzero(found if live is None else found & live))
+
+        def pick(sids: U32Array) -> NDArray[np.bool_]:
+            at = numbered.slots(sids)
+            return wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
+
+        total, seq = 0, max(from_seq, shard.machine.counters.first_seq)
+        while seq <= to_seq and shard.machine.exists:
+            facts = await self.facts(shard, seq, to_seq)
+            total += len(self._live(shard, facts, seq, to_seq + 1, pick))
+            seq = facts.end_seq
         return total
 
     async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
         """The sequence of the ``count``-th newest match; 0 when there are fewer."""
-        seq = shard.applied_seq
-        while seq >= shard.machine.counters.first_seq:
-            block = await self.block_below(shard, seq)
-            if block is None:
-                break
-            positions = self.select(shard, block, block.base_seq, subject_filter).positions
-            if len(positions) >= count:
-                return block.base_seq + int(positions[-count])
-            count -= len(positions)
-            seq = block.base_seq - 1
+        pick = partial(subject_filter.select, shard.machine.subjects)
+        return await self._newest_below(shard, shard.applied_seq + 1, 0, pick, count)
+
+    async def _newest_below(
+        self, shard: Shard, end_seq: int, floor_seq: int, pick: Pick, count: int
+    ) -> int:
+        """The sequence of the ``count``-th newest live message below ``end_seq`` of ``pick``.
+
+        0 when there are fewer from ``floor_seq`` on.
+        """
+        windows = 1
+        while end_seq > max(floor_seq, shard.machine.counters.first_seq):
+            first = max(((end_seq - 1) >> WINDOW_BITS) - windows + 1, 0)
+            low = seq = max(first << WINDOW_BITS, floor_seq)
+            found: list[I64Array] = []
+            while seq < end_seq:
+                facts = await self.facts(shard, seq, end_seq - 1)
+                found.append(self._live(shard, facts, seq, end_seq, pick))
+                seq = facts.end_seq
+            held = sum(map(len, found))
+            if held >= count:
+                return int(np.concatenate(found)[-count])
+            count -= held
+            end_seq, windows = low, min(2 * windows, RUN_WINDOWS)
         return 0
 
     def deleted_ranges(self, shard: Shard, limit: int, token: str) -> DeletedRanges:
@@ -344,3 +411,8 @@ class Reader:
         page = [(name, table.count(name)) for name in names[:limit]]
         more = len(names) > limit
         return page, encode_token(page[-1][0]) if more else None
+
+
+def _is_literal(subject_filter: SubjectFilter) -> bool:
+    patterns = subject_filter.patterns
+    return len(patterns) == 1 and not is_wildcard(patterns[0])

@@ -510,12 +510,10 @@ class _Repair:
         shard_id, end_seq = machine.shard_id, 0
         marks_lost = keys.DELETED in self._losses.rows.get(shard_id, ())
         recount = Recount(machine, marks_lost=marks_lost)
-        index = keys.shard_key(keys.BLOCK_INDEX, shard_id)
-        pages = keys.shard_key(keys.BLOCK_PAGE, shard_id)
-        rows: list[Operation] = [
-            ("delete_range", index, keys.prefix_end(index)),
-            ("delete_range", pages, keys.prefix_end(pages)),
-        ]
+        rows: list[Operation] = []
+        for kind in (keys.BLOCK_INDEX, keys.BLOCK_PAGE, keys.WINDOW):
+            prefix = keys.shard_key(kind, shard_id)
+            rows.append(("delete_range", prefix, keys.prefix_end(prefix)))
         for key, value in self._scan(keys.shard_key(keys.BLOCK, shard_id)):
             block = decode_block(value, BLOCK_CODECS)
             if block.base_seq < end_seq:

@@ -73,7 +73,7 @@ class ReadableRows:
             for kind in keys.SHARD_KINDS:
                 if kind == keys.BLOCK:
                     yield from self._blocks(shard_id)
-                else:
+                elif kind != keys.WINDOW:  # made from the blocks again, when they are needed
                     yield from self._scan(keys.shard_key(kind, shard_id), shard_id, kind)
 
     def _numbers(self) -> set[int]:

@@ -40,6 +40,7 @@ from contrail_storage.replica.store_writer import (
     MergeJob,
     PageJob,
     RewriteJob,
+    RowJob,
     StoreWriter,
     WriteJob,
     merge_job,
@@ -54,6 +55,12 @@ from contrail_storage.store.block_store import (
     span_of,
 )
 from contrail_storage.store.store_errors import StoreFailedError
+from contrail_storage.store.windows import (
+    WindowFacts,
+    deletes_below,
+    filled_windows,
+    window_row,
+)
 
 MERGE_BLOCKS: Final = 64
 MERGE_BYTES: Final = 128 * 1024
@@ -280,13 +287,19 @@ class Applier:
     def _fill(self, job: WriteJob, writes: Writes) -> None:
         job.rows = writes.rows
         for shard_id, block in writes.blocks:
-            job.blocks.append((shard_id, block, self._blocks.add(shard_id, block)))
+            span = self._blocks.add(shard_id, block)
+            job.blocks.append((shard_id, block, span))
+            for facts in filled_windows(self._blocks, shard_id, span):
+                job.rows.append(window_row(shard_id, facts))
         for shard_id, first_seq in writes.trimmed.items():
             directory = self._blocks.directory(shard_id)
             # Whole blocks only. A block that the first sequence divides stays, and its dead part is
             # skipped.
-            for base_seq in directory.drop_below(first_seq):
+            dropped = directory.drop_below(first_seq)
+            for base_seq in dropped:
                 job.dropped.append(GoneBlock(shard_id, base_seq, directory.is_paged(base_seq)))
+            if dropped:
+                job.rows += deletes_below(shard_id, dropped[0], first_seq)
         for shard_id in writes.dropped:
             # After the blocks of this entry were added: an entry may append to a stream and then
             # remove it.
@@ -302,7 +315,7 @@ class Applier:
     def written(self, jobs: list[Job]) -> None:
         """Note that jobs reached the store. Runs on the event loop."""
         for job in jobs:
-            if isinstance(job, PageJob):
+            if isinstance(job, (PageJob, RowJob)):
                 continue
             if isinstance(job, MergeJob):
                 self._blocks.written(job.shard_id, job.merged)
@@ -412,7 +425,18 @@ class Applier:
                 for due in directory.take_due_pages():
                     self._writer.submit(PageJob(shard_id, due))
 
-    def _hand_over(self, job: MergeJob | RewriteJob) -> None:
+    def keep_window(self, shard_id: int, facts: WindowFacts) -> None:
+        """Store the row of a window that was made from its blocks."""
+        shard = self.shards.get(shard_id)
+        if shard is None or not shard.machine.exists:
+            return
+        # A row for space and time only, as a rewrite: it waits for a store that works, and no row
+        # may be written after those below the head were removed.
+        failed = self._writer.failed and not keys.is_in_memory(shard_id)
+        if not failed and facts.end_seq > shard.machine.counters.first_seq:
+            self._hand_over(RowJob(shard_id, window_row(shard_id, facts)))
+
+    def _hand_over(self, job: MergeJob | RewriteJob | RowJob) -> None:
         """Write blocks in the place of others: now if possible, otherwise on its thread."""
         if self._writer.write_now([job]):
             self.written([job])

@@ -100,7 +100,16 @@ class PageJob:
     bytes: ClassVar[int] = 0
 
 
-Job = WriteJob | MergeJob | RewriteJob | PageJob
+@dataclass(slots=True, frozen=True)
+class RowJob:
+    """A row of a shard that is derived from others, so that no entry has it."""
+
+    shard_id: int
+    row: Row
+    bytes: ClassVar[int] = 0
+
+
+Job = WriteJob | MergeJob | RewriteJob | PageJob | RowJob
 
 
 def merge_job(shard_id: int, blocks: list[Block], paged_stop: int = 0) -> MergeJob:
@@ -273,6 +282,9 @@ class StoreWriter:
         for job in jobs:
             if isinstance(job, PageJob):
                 operations += self._page_rows(job)
+                continue
+            if isinstance(job, RowJob):
+                operations.append(job.row)
                 continue
             if isinstance(job, MergeJob):
                 for gone in job.gone:

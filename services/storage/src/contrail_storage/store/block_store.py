@@ -43,13 +43,14 @@ _COMPACT_FROM: Final = 1_024
 
 
 class BlockSource(Protocol):
-    """The part of the store that reads blocks."""
+    """The part of the store that reads blocks, and the rows of windows."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values under ``keys``, None where there is none."""
+        ...
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values under ``keys``, None where there is none.
-
-        The store's own cache does not keep them: the cache of decoded blocks serves later reads.
-        """
+        """As :meth:`get_many`, but the store's own cache does not keep them (the one here does)."""
         ...
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -318,7 +319,7 @@ class BlockStore:
         page_blocks: int = PAGE_BLOCKS,
     ) -> None:
         self.directories: dict[int, Directory] = {}
-        self._source = source
+        self.source = source
         self._page_blocks = page_blocks
         # Stands for the directory of every shard without one. It stays empty.
         self._no_directory = Directory(page_blocks)
@@ -424,7 +425,7 @@ class BlockStore:
         block = self._recall(key)
         if block is None:
             discards = self._discards
-            (data,) = self._source.get_once([keys.large_key(keys.BLOCK, shard_id, base_seq)])
+            (data,) = self.source.get_once([keys.large_key(keys.BLOCK, shard_id, base_seq)])
             block = _decoded(shard_id, base_seq, data)
             if discards == self._discards:  # otherwise the block may have been replaced meanwhile
                 self._remember(key, block, replace=False)
@@ -477,7 +478,7 @@ class BlockStore:
     def _unverified(self, shard_id: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
         wanted = [keys.large_key(keys.BLOCK, shard_id, base_seq) for base_seq in base_seqs]
         try:
-            values = self._source.get_unverified(wanted)
+            values = self.source.get_unverified(wanted)
         except StoreCorruptError as error:
             yield from [error] * len(base_seqs)
             return
@@ -490,13 +491,13 @@ class BlockStore:
     def _stored(self, shard_id: int, base_seqs: Sequence[int]) -> list[_Stored]:
         wanted = [keys.large_key(keys.BLOCK, shard_id, base_seq) for base_seq in base_seqs]
         try:
-            return [*self._source.get_once(wanted)]
+            return [*self.source.get_once(wanted)]
         except StoreCorruptError:
             return [self._stored_alone(key) for key in wanted]  # one bad value failed all of them
 
     def _stored_alone(self, key: bytes) -> _Stored:
         try:
-            return self._source.get_once([key])[0]
+            return self.source.get_once([key])[0]
         except StoreCorruptError as error:
             return error
 
@@ -510,7 +511,7 @@ class BlockStore:
         # need.
         found = {base: self._unwritten.get((shard_id, base)) for base in base_seqs}
         missing = [base for base, block in found.items() if block is None]
-        values = self._source.get_once(
+        values = self.source.get_once(
             [keys.large_key(keys.BLOCK, shard_id, base) for base in missing]
         )
         for base, data in zip(missing, values, strict=True):
@@ -521,14 +522,14 @@ class BlockStore:
 
     def view_surely(self, shard_id: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`load_many`, but as views, for scans that copy most bytes unchanged."""
-        return self._views(shard_id, base_seqs, self._source.get_once)
+        return self._views(shard_id, base_seqs, self.source.get_once)
 
     def view_many(self, shard_id: int, base_seqs: Sequence[int]) -> list[BlockView]:
         """As :meth:`view_surely`, but only the blocks' own checksums are checked.
 
         A damaged table may lead to no block or to the wrong one: the caller compares the content.
         """
-        return self._views(shard_id, base_seqs, self._source.get_unverified)
+        return self._views(shard_id, base_seqs, self.source.get_unverified)
 
     def _views(
         self,
