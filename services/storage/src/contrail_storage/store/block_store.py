@@ -35,7 +35,6 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
-
 # Bytes of a cached block in addition to its columns, so that tiny blocks count too.
 _CACHED_OVERHEAD: Final = 512
 # Below this number of dropped blocks, the columns are not cut: each cut copies what is left.
