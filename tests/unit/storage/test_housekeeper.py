@@ -265,6 +265,45 @@ def test_rest_of_a_removal_is_done_by_the_next_tick(tmp_path: Path) -> None:
         asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
 
+def test_what_is_due_later_is_done_then(tmp_path: Path) -> None:
+    """A TTL in a stream without ``max_age``; a consumer that was used since the last look at it."""
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.time
+        loop.time = lambda: real() + clocks.boot_step_ns / NS_PER_S  # type: ignore[method-assign]
+        async with running(tmp_path) as node:
+            link = LocalLink(node)
+
+            async def after(seconds: int) -> None:
+                clocks.wall_step_ns += seconds * NS_PER_S
+                clocks.boot_step_ns += seconds * NS_PER_S
+                await node._housekeeper.tick()
+
+            kept = msgspec.structs.replace(STREAMS["limits"], max_age_ns=0)
+            await link.put_stream(kept, "create", None, False)
+            ephemeral = ConsumerConfig(
+                name="c", durable=False, inactive_threshold_ns=100 * NS_PER_S
+            )
+            await link.put_consumer("limits", ephemeral, "create", None, False)
+            brief = PublishMessage("limits.a", None, b"x", ttl_ns=60 * NS_PER_S)
+            await publish(link, "limits", [brief, PublishMessage("limits.a", None, b"x")])
+            machine = node.streams.shard("limits").machine
+            await after(0)
+            await after(50)
+            assert machine.counters.messages == 2
+            await link.pull(PullRequest(stream="limits", consumer="c", batch=1, no_wait=True))
+            await after(60)  # a look, ten seconds after the consumer could first be inactive
+            assert (machine.counters.messages, machine.consumer("c") is None) == (1, False)
+            await after(60)
+            assert machine.consumer("c") is None
+
+    clocks = Clocks()
+    with patched() as patch:
+        patch.setattr(log_time, "time", clocks)
+        asyncio.run(asyncio.wait_for(scene(), 20 * PATIENCE_S))  # its clock is moved
+
+
 # Nothing that is not -----------------------------------------------------------------------------
 
 
