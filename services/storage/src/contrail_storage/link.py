@@ -214,8 +214,8 @@ class LocalLink:
         """Subjects with their number of messages."""
         shards = self._stream(stream).sound_shards()
         if len(shards) > 1:
-            return self._sharded.subject_counts(shards, subject, limit, token)
-        return self._node.reader.subject_counts(shards[0], subject, limit, token)
+            return await self._sharded.subject_counts(shards, subject, limit, token)
+        return await self._node.reader.subject_counts(shards[0], subject, limit, token)
 
     @changes
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:

@@ -222,8 +222,8 @@ class StorageNode:
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
         self.disk_budget = disk_budget_of(self)
         self.shard_log.check_space = self.disk_budget.check
-        shards = self.applier.shards
-        sealing = SealingLog(self.shard_log, self.subject_keys, shards)
+        shards, keys = self.applier.shards, self.subject_keys
+        sealing = SealingLog(self.shard_log, keys, shards)
         self.shard_logs = ShardLogs(self.shard_log, self.memory_log, sealing, shards)
         self.streams = StreamManager(
             self.options.name,
@@ -235,12 +235,12 @@ class StorageNode:
             self.check_serving,
             encrypts=self.keyring is not None,
         )
-        self.restores = Restores(self.streams, self.subject_keys)
+        self.restores = Restores(self.streams, keys)
         self.consumers = ConsumerManager(
             self.streams, self.shard_logs, self.reader, clock, self.applier.changes
         )
         self.shredder = Shredder(
-            self.subject_keys, self.streams, shards, self.shard_logs, self.snapshotter
+            keys, self.streams, shards, self.shard_logs, self.snapshotter, self.reader
         )
         self._upkeep = upkeep = upkeep_of(self, clock, self._store)  # run while the node leads
         self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]

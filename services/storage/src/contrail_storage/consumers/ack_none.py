@@ -83,15 +83,18 @@ class AckNoneDispatcher(Dispatcher):
         missed = False
         while not batch.full and await self._pass_others(missed=missed):
             position = self.position
+            wanted = self._filter
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
+            await self.reader.prepare(self.shard, wanted)
             self.check_open()
             if not batch.count:
                 self._take_filters()
             elif self._filters != self.consumer.config.filter_subjects:
                 return  # the next pull selects by the new filters, from after these messages
-            if self._catch_up() == position:  # otherwise messages were removed meanwhile
+            # Otherwise messages were removed meanwhile, or other ones are wanted.
+            if self._filter is wanted and self._catch_up() == position:
                 found = self._select(block, position)
                 missed = not len(found.positions)
                 self._take_columns(batch, found)

@@ -115,8 +115,8 @@ class Dispatcher:
         self._top_seq = self.consumer.delivered.stream_seq
         self._count = PendingCount(self.shard, self.reader)
         self.touch()
-        self._filter = SubjectFilter(self.consumer.config.filter_subjects)
         self._filters = self.consumer.config.filter_subjects
+        self._filter = self.reader.share_filter(self.shard, self._filters)
         self.reconfigured()
 
     def touch(self) -> None:
@@ -126,6 +126,7 @@ class Dispatcher:
     def turn_to(self, consumer: ConsumerMachine) -> None:
         """Use an equal machine from now on, because the store was opened again."""
         self.consumer = consumer
+        self._filter = self.reader.share_filter(self.shard, self._filters)
         self.reconfigured()
 
     def reconfigured(self) -> None:
@@ -155,7 +156,7 @@ class Dispatcher:
         self._notice_change()
         if self._filters != self.consumer.config.filter_subjects:
             self._filters = self.consumer.config.filter_subjects
-            self._filter = SubjectFilter(self._filters)
+            self._filter = self.reader.share_filter(self.shard, self._filters)
             self._count.invalidate()
             after_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
             self.position = min(self.position, after_last)
@@ -339,13 +340,15 @@ class Dispatcher:
             if not await self._pass_others(missed=missed):
                 return
             position = self.position
+            wanted = self._filter
             block = await self.reader.block_at(self.shard, position)
             if block is None:
                 return
+            await self.reader.prepare(self.shard, wanted)
             self.check_open()
             # Filters that changed under the read hold for all that is selected from now on.
             self._take_filters()
-            if self._catch_up() != position:
+            if self._filter is not wanted or self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
             found = self._select(block, position)
             missed = not len(found.positions)
@@ -590,6 +593,7 @@ class Dispatcher:
             return await self._count_pending()
 
     async def _count_pending(self) -> int:
+        await self.reader.prepare(self.shard, self._filter)
         low = self._catch_up()
         return await self._count.count(self.consumer, self._filter, low) - self._count_out(low)
 

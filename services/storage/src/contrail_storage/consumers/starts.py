@@ -7,9 +7,9 @@ import numpy as np
 from contrail_common import errors
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import ConsumerConfig
+from contrail_common.texts import I64Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
-from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.streams.manager import StreamManager
@@ -71,10 +71,8 @@ class Starts:
 
     async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
         """Return the command that creates a consumer of the last messages as of now."""
-        await self._streams.removals.settle_last(shard)  # before, some may be upper bounds
+        slots = await self._matching(shard, config)
         table = shard.machine.subjects
-        sids = SubjectFilter(config.filter_subjects).numbers(table)
-        slots = table.numbered.slots(sids)
         if len(slots) > SUBJECTS_MAX:
             message = (
                 f"matches {len(slots)} subjects; last_per_subject allows at most {SUBJECTS_MAX}"
@@ -89,7 +87,8 @@ class Starts:
         if not len(slots):
             return cmd.PutConsumer(config, end_seq)
         order = np.argsort(table.last[slots])
-        pinned = Pinned(table.last[slots[order]], sids[order].astype(np.uint32), end_seq)
+        sids = table.numbered.numbers(slots[order]).astype(np.uint32)
+        pinned = Pinned(table.last[slots[order]], sids, end_seq)
         return cmd.PutConsumer(config, int(pinned.seqs[0]), pinned.encode(), end_seq)
 
     async def _newest(self, shard: Shard, config: ConsumerConfig) -> tuple[int, int]:
@@ -102,7 +101,14 @@ class Starts:
 
     async def _last_seq(self, shard: Shard, config: ConsumerConfig) -> int:
         """Sequence of the last message that the filters match; 0 when there is none."""
-        await self._streams.removals.settle_last(shard)  # before, it may be an upper bound
-        table = shard.machine.subjects
-        found = SubjectFilter(config.filter_subjects).subjects(table)
-        return max((table.last_of(sid) for sid, _ in found), default=0)
+        slots = await self._matching(shard, config)
+        return int(shard.machine.subjects.last[slots].max(initial=0))
+
+    async def _matching(self, shard: Shard, config: ConsumerConfig) -> I64Array:
+        """Slots of the subjects that the filters match, once the last message of each is known."""
+        wanted = await self._reader.filter_of(shard, config.filter_subjects)
+        # Before, `last` may be an upper bound.
+        while shard.machine.subjects.unsettled:
+            await self._streams.removals.settle_last(shard)
+            await self._reader.prepare(shard, wanted)
+        return wanted.slots(shard.machine.subjects)

@@ -27,6 +27,7 @@ from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import LastRequest
 from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.reading.page_tokens import decode_state, encode_state
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
@@ -81,8 +82,8 @@ class LastReader:
         newest = await self._newest(shard, request) if _is_of_one_now(request) else None
         if newest is not None:
             return newest, None
-        found = self._reader.filter_of(shard, (request.subject,) if request.subject else ())
         search = await self._begin(shard, request)
+        found = await self._reader.filter_of(shard, (request.subject,) if request.subject else ())
         page: list[StoredMessage] = []
         size = 0
         for checked in range(self._bounds.blocks):
@@ -91,6 +92,7 @@ class LastReader:
             if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
             block = await self._reader.block_below(shard, search.seq)
+            await self._reader.prepare(shard, found)
             if not shard.machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND)
             if block is None:
@@ -201,13 +203,21 @@ class _Search:
             if len(self._open):
                 self.seq = min(self.seq, int(table.last[at[kept]].max()))
                 return True
-            found = wanted.numbers(table, self._next_sid)
-            found = found[table.first[table.numbered.slots(found)] <= self._point_seq]
-            self._open = found[: self._subjects_max]
+            self._open = self._next_subjects(table, wanted)
             if not len(self._open):
                 return False
             self._next_sid = int(self._open[-1]) + 1
             self.seq = self._point_seq
+
+    def _next_subjects(self, table: SubjectTable, wanted: SubjectFilter) -> I64Array:
+        """Numbers of the next subjects that have messages up to the point."""
+        found = np.zeros(0, np.int64)
+        for slots in wanted.live_slots(table, self._next_sid):
+            old = slots[table.first[slots] <= self._point_seq]
+            found = np.append(found, table.numbered.numbers(old))
+            if len(found) >= self._subjects_max:
+                break
+        return found[: self._subjects_max]
 
     def newest_in(self, shard: Shard, block: Block) -> list[int]:
         """Positions in ``block`` of open subjects' newest messages up to ``seq``, descending."""

@@ -12,10 +12,11 @@ from contrail_common import errors
 from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns, message_size
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
-from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
-from contrail_storage.core.subjects.filters import FilterCache, SubjectFilter
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.filter_cache import FilterCache
+from contrail_storage.reading.name_order import NameOrders
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.reading.point_reads import PointReads
 from contrail_storage.reading.window_reads import RUN_WINDOWS, WindowReads
@@ -57,6 +58,7 @@ class Reader:
         self._points = PointReads(blocks)
         self.windows = WindowReads(blocks)
         self._filters = FilterCache()
+        self._names = NameOrders(self._filters)
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
         """Return the first block that ends at or after ``seq``; None when there is none."""
@@ -192,7 +194,7 @@ class Reader:
 
     async def read_range(self, shard: Shard, request: RangeRequest) -> RangeResult:
         """Return the messages of a range request; wait for the first if it says so."""
-        subject_filter = self.filter_of(shard, (request.subject,) if request.subject else ())
+        subject_filter = await self.filter_of(shard, (request.subject,) if request.subject else ())
         from_seq = request.from_seq
         if request.start_time_ns:
             from_seq = max(from_seq, await self.seq_of_time(shard, request.start_time_ns))
@@ -209,7 +211,7 @@ class Reader:
 
     async def collect(self, shard: Shard, request: RangeRequest) -> tuple[list[StoredMessage], int]:
         """Return applied messages from ``from_seq`` on, and the next sequence."""
-        wanted = self.filter_of(shard, (request.subject,) if request.subject else ())
+        wanted = await self.filter_of(shard, (request.subject,) if request.subject else ())
         return await self._collect(shard, request.from_seq, wanted, request)
 
     async def _collect(
@@ -226,6 +228,7 @@ class Reader:
                 block = await self.block_at(shard, next_seq)
             if block is None or not shard.machine.exists:
                 return messages, next_seq
+            await self.prepare(shard, subject_filter)
             found = self.select(shard, block, next_seq, subject_filter)
             missed = not len(found.positions)
             for position in found.positions.tolist():
@@ -258,6 +261,7 @@ class Reader:
         while shard.machine.exists and seq <= shard.applied_seq:
             to_seq = min(((seq >> WINDOW_BITS) + windows << WINDOW_BITS) - 1, shard.applied_seq)
             facts = await self.facts(shard, seq, to_seq)
+            await self.prepare(shard, subject_filter)
             pick = partial(subject_filter.select, shard.machine.subjects)
             found = self._live(shard, facts, seq, facts.end_seq, pick)
             if len(found):
@@ -279,7 +283,7 @@ class Reader:
     def _lower_bound(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
         """A sequence at or after ``from_seq`` before which no message matches, by the table."""
         table = shard.machine.subjects
-        if table.size > _TABLE_MAX and not _is_literal(subject_filter):
+        if table.size > _TABLE_MAX and not subject_filter.literal:
             return from_seq
         at = table.numbered.slots(subject_filter.numbers(table))
         first = table.first[at[table.last[at] >= from_seq]]
@@ -318,6 +322,7 @@ class Reader:
         self, shard: Shard, from_seq: int, to_seq: int, subject_filter: SubjectFilter
     ) -> int:
         """Count live matching messages from ``from_seq`` to ``to_seq`` (inclusive, applied)."""
+        await self.prepare(shard, subject_filter)
         machine = shard.machine
         low = max(from_seq, machine.counters.first_seq)
         if low > to_seq:
@@ -360,6 +365,7 @@ class Reader:
 
     async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
         """The sequence of the ``count``-th newest match; 0 when there are fewer."""
+        await self.prepare(shard, subject_filter)
         pick = partial(subject_filter.select, shard.machine.subjects)
         return await self._newest_below(shard, shard.applied_seq + 1, 0, pick, count)
 
@@ -393,26 +399,25 @@ class Reader:
         ranges, next_seq = shard.machine.deleted.ranges(from_seq, counters.last_seq, limit)
         return DeletedRanges(ranges, None if next_seq is None else encode_token(str(next_seq)))
 
-    def filter_of(self, shard: Shard, patterns: tuple[str, ...]) -> SubjectFilter:
-        """Return the filter for ``patterns`` over the shard's subjects."""
-        return self._filters.get(shard.machine.subjects, patterns)
+    async def filter_of(self, shard: Shard, patterns: tuple[str, ...]) -> SubjectFilter:
+        """Return the filter for ``patterns`` over the shard's subjects, ready for use."""
+        return await self._filters.get(shard.machine.subjects, patterns)
 
-    def subject_counts(
+    def share_filter(self, shard: Shard, patterns: tuple[str, ...]) -> SubjectFilter:
+        """Return the filter for a reader that keeps it, and has it prepared for each use."""
+        return self._filters.share(shard.machine.subjects, patterns)
+
+    async def prepare(self, shard: Shard, subject_filter: SubjectFilter) -> None:
+        """Have all names matched by a filter that is used next, without a wait in between."""
+        await self._filters.prepare(shard.machine.subjects, subject_filter)
+
+    async def subject_counts(
         self, shard: Shard, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Return (subject, messages) of matching subjects in byte order, paged by subject."""
-        table = shard.machine.subjects
         after = decode_token(token)
-        names = sorted(
-            name
-            for _, name in self.filter_of(shard, (subject,) if subject else ()).subjects(table)
-            if not after or name > after
-        )
-        page = [(name, table.count(name)) for name in names[:limit]]
-        more = len(names) > limit
-        return page, encode_token(page[-1][0]) if more else None
-
-
-def _is_literal(subject_filter: SubjectFilter) -> bool:
-    patterns = subject_filter.patterns
-    return len(patterns) == 1 and not is_wildcard(patterns[0])
+        wanted = await self.filter_of(shard, (subject,) if subject else ())
+        # One more than asked for shows that there is another page.
+        found = await self._names.page(shard.machine.subjects, wanted, after, limit + 1)
+        page = found[:limit]
+        return page, encode_token(page[-1][0]) if len(found) > limit else None

@@ -128,12 +128,15 @@ class Replayer:
         head = encoder.head()
         if head:
             yield head
-        scan = _Scan(shard, request, self._blocks.directory(shard.machine.shard_id), high)
+        wanted = self._reader.share_filter(shard, (request.subject,) if request.subject else ())
+        directory = self._blocks.directory(shard.machine.shard_id)
+        scan = _Scan(shard, request, directory, high, wanted)
         begun: deque[tuple[_Unit, asyncio.Future[_Made]]] = deque()
         seq, messages = low, 0
         try:
             while begun or seq <= high:
                 while seq <= high and len(begun) < _AHEAD:
+                    await self._reader.prepare(shard, wanted)
                     unit = scan.unit(seq)
                     begun.append((unit, self._in_thread(self._make, scan.shard_id, unit, encoder)))
                     seq = unit.high + 1
@@ -214,10 +217,12 @@ class Replayer:
     ) -> tuple["_Made", int]:
         """Make the unit at ``seq`` as of its reading; return it and the next sequence."""
         for _ in range(_RETRIES):
+            await self._reader.prepare(shard, scan.wanted)
             unit = scan.unit(seq)
             try:
                 views = await self._in_thread(self._view, scan.shard_id, unit.bases)
                 extents = [(one.base_seq, one.count) for one in views]
+                await self._reader.prepare(shard, scan.wanted)
                 unit = scan.choose(unit.bases, extents, seq)
                 return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
             except BlockMissingError:
@@ -303,19 +308,25 @@ class _Scan:
     """The progress of one replay over a shard. Used on the event loop."""
 
     def __init__(
-        self, shard: Shard, request: ReplayRequest, directory: Directory, high: int
+        self,
+        shard: Shard,
+        request: ReplayRequest,
+        directory: Directory,
+        high: int,
+        wanted: SubjectFilter,
     ) -> None:
         self.shard_id = shard.machine.shard_id
+        self.wanted = wanted
+        """To be prepared before units are made."""
         self._high = high
         self._shard = shard
         self._machine = shard.machine
         self._directory = directory
         self._bounds = _bounds_of(request)
         self._clamp = request.clamp
-        self._filter = SubjectFilter((request.subject,) if request.subject else ())
 
     def unit(self, seq: int) -> _Unit:
-        """Return the unit at ``seq``; raises as :meth:`choose`."""
+        """Return the unit at ``seq``; raises as :meth:`choose`. ``wanted`` must be prepared."""
         extents = self._directory.extents_from(seq, self._high, *self._bounds)
         unit = self.choose([base for base, _ in extents], extents, seq)
         return unit._replace(last_times_ns=self._directory.last_times_ns(unit.bases))
@@ -346,7 +357,7 @@ class _Scan:
             bases,
             wanted,
             live,
-            None if self._filter.matches_all else self._filter.lookup(machine.subjects),
+            None if self.wanted.matches_all else self.wanted.lookup(machine.subjects),
             machine.subjects.names,
             machine.subjects.base,
             [],

@@ -110,19 +110,19 @@ class ShardedReader:
     async def _pending(self, shards: Sequence[Shard], cursor: Cursor, subject: str) -> int:
         total = 0
         for shard, next_seq in zip(shards, cursor.next_seqs, strict=True):
-            wanted = self._reader.filter_of(shard, (subject,) if subject else ())
+            wanted = await self._reader.filter_of(shard, (subject,) if subject else ())
             total += await self._reader.count(shard, next_seq, shard.applied_seq, wanted)
         return total
 
     # Subjects ------------------------------------------------------------------------------------
 
-    def subject_counts(
+    async def subject_counts(
         self, shards: Sequence[Shard], subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """(subject, messages) of matching subjects in byte order. Each subject is in one shard."""
         decode_token(token)
         found = [
-            self._reader.subject_counts(shard, subject, limit, token)
+            await self._reader.subject_counts(shard, subject, limit, token)
             for shard in concerned(shards, subject)
         ]
         counts = sorted(one for page, _ in found for one in page)

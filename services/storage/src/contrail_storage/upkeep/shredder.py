@@ -16,7 +16,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.subjects import is_wildcard
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.content_sealing import refusal, seals
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
@@ -86,16 +86,25 @@ class Shredder:
         shards: Mapping[int, Shard],
         shard_log: ShardLog,
         snapshots: Snapshots,
+        reader: Reader,
     ) -> None:
+        # The keys, in their file.
         self._keys = keys
+        # Which streams and shard ids are in use; keys of others are left over.
         self._streams = streams
+        # All shards, by id.
         self._shards = shards
+        # Tells when all that was proposed before is applied.
         self._shard_log = shard_log
+        # While one is read, keys of deleted messages are still needed.
         self._snapshots = snapshots
+        # Finds the subjects of an erasure.
+        self._reader = reader
         self._busy: set[int] = set()
         """Slots of the erasures in progress; `reconcile` leaves them alone."""
         self._stuck: set[int] = set()
         """Slots with work left that cannot be done while their shard is damaged."""
+        # The time between attempts to :meth:`reconcile`, after failures.
         self._backoff = Backoff(TICK_S, _RETRY_MAX_S)
         self._retry_at_s = 0.0
         """Loop time of the next attempt to :meth:`reconcile`."""
@@ -137,10 +146,15 @@ class Shredder:
 
     async def _retire(self, shard: Shard, pattern: str) -> list[int]:
         """Retire the keys of matching subjects (they seal nothing more); return their slots."""
-        names = [pattern]
-        if is_wildcard(pattern):
-            names = [name for _, name in SubjectFilter((pattern,)).subjects(shard.machine.subjects)]
-        slots = await asyncio.to_thread(self._keys.retire, shard.machine.shard_id, names)
+        shard_id, table = shard.machine.shard_id, shard.machine.subjects
+        wanted = await self._reader.filter_of(shard, (pattern,))
+        at, texts = wanted.slots(table), table.numbered.texts
+
+        def retire() -> list[int]:
+            names = (texts[slot] for slot in at.tolist()) if is_wildcard(pattern) else (pattern,)
+            return self._keys.retire(shard_id, [name for name in names if name])
+
+        slots = await asyncio.to_thread(retire)
         self._busy.update(slots)
         return slots
 

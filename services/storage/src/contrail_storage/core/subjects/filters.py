@@ -1,9 +1,19 @@
-"""Subject filters over a subject table: which subject numbers match, updated for new subjects."""
+"""Subject filters over a subject table: which subject numbers match, updated for new subjects.
 
-from typing import Final
-from weakref import WeakKeyDictionary
+Names are matched with RE2, many at a time: a name takes about 0.1 µs, and 0.06 µs for its copy.
+Expressions see UTF-8 as bytes, which is right here: only "." has a meaning, and no part of another
+character has its value.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from contrail_common.subjects import is_wildcard, matches_any
@@ -11,24 +21,44 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.subjects.subject_names import SubjectNames
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
-FILTERS_MAX: Final = 8
-"""Filters that are kept for a table; one takes a byte for each subject."""
+DIRECT: Final = 4_096
+"""New names that a filter matches when it is used; more must be matched before, in a thread."""
+PIECE: Final = 16_384
+"""Names that are matched in one step of a thread: about 3 ms, and 64 MiB with the longest names."""
+WINDOW: Final = 65_536
+"""Slots that are looked at together for subjects that match."""
+_COMPARED: Final = 32
+"""Names times patterns up to which comparing them one by one costs less than an expression."""
+_EXPRESSION_CHARS: Final = 16_384
+"""Patterns with more characters become several expressions, so that RE2 has memory for each."""
 
 
-class SubjectLookup:
-    """The subject numbers that match, as of one moment. Any thread may use it.
-
-    ``matches`` is by slot of ``numbered``. Numbers without a slot do not match.
-    """
-
-    __slots__ = ("matches", "numbered")
-
-    def __init__(self, numbered: SubjectNames, matches: NDArray[np.bool_]) -> None:
-        self.numbered = numbered
-        self.matches = matches
+class SubjectLookup(Protocol):
+    """The subject numbers that match, as of one moment. Any thread may use it."""
 
     def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
-        """A mask of the numbers that match; numbers without a slot do not."""
+        """A mask of the numbers that match; numbers of subjects without messages may or may not."""
+
+
+class _ByNumber(NamedTuple):
+    """A lookup of a few numbers, which ascend."""
+
+    matches: I64Array
+
+    def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
+        if len(self.matches) != 1:
+            return np.isin(sids, self.matches)
+        found: NDArray[np.bool_] = sids == self.matches[0]
+        return found
+
+
+class _BySlot(NamedTuple):
+    """A lookup by slot of ``numbered``. Numbers without a slot do not match."""
+
+    numbered: SubjectNames
+    matches: NDArray[np.bool_]
+
+    def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
         if not len(self.matches):
             return np.zeros(len(sids), np.bool_)
         # Slots below zero become large numbers, after the last slot.
@@ -38,106 +68,233 @@ class SubjectLookup:
         return found
 
 
-class SubjectFilter:
-    """The subjects of ``table`` that match any of ``patterns``; no patterns match everything.
+class Rest(NamedTuple):
+    """Subjects that a filter must look at: ``work`` is for any thread, and its result for `accept`.
 
-    Each subject is matched once, when it is first seen; a scan then only looks its number up.
+    ``work`` returns the answers for the slots of ``numbered`` from ``low`` on.
+    """
+
+    before: SubjectNames
+    seen: int
+    numbered: SubjectNames
+    low: int
+    work: Callable[[], NDArray[np.bool_]]
+
+
+class SubjectFilter:
+    """The subjects of a table that match any of ``patterns``; no patterns match everything.
+
+    Each subject is matched once, when it is first seen; a scan then only looks its number up. Names
+    without wildcards are looked up in the table instead, and need no memory here. A filter with
+    wildcards takes a byte for each subject.
+
+    Before a use, work through :meth:`rest`. A use matches whatever is left, however long it takes.
     """
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
-        self.patterns = tuple(pattern for pattern in patterns if pattern != ">")
-        if len(self.patterns) < len(patterns):
-            self.patterns = ()
+        self.patterns = () if ">" in patterns else patterns
+        self.literal = bool(patterns) and not any(map(is_wildcard, patterns))
+        """Whether the filter only has names without wildcards."""
+        self._match = _Matcher(self.patterns)
+        # The names whose answers `_mask` has, by slot, up to and not including `_seen`.
         self._numbered = SubjectNames(0)
         self._seen = 0
         self._rounds = 0
-        self._mask = np.zeros(64, np.bool_)
+        # Answers never change, and new ones come after them: lookups share the array.
+        self._mask = np.zeros(0, np.bool_)
 
     @property
     def matches_all(self) -> bool:
         """Whether every message passes."""
         return not self.patterns
 
-    def _catch_up(self, table: SubjectTable) -> None:
-        if self._numbered is not table.numbered:
-            self._move(table)
-        total = table.size
-        if total > len(self._mask):
-            grown = np.zeros(max(total, 2 * len(self._mask)), np.bool_)
-            grown[: self._seen] = self._mask[: self._seen]
-            self._mask = grown
-        # Only subjects that are new since the last use.
-        for at in range(self._seen, total):
-            name = table.numbered.texts[at]
-            self._mask[at] = name is not None and matches_any(self.patterns, name)
-        self._seen = total
+    # Matching ------------------------------------------------------------------------------------
 
-    def _move(self, table: SubjectTable) -> None:
-        """Move the known answers to the slots that the numbers have now."""
-        if self._rounds != table.rounds:  # numbers may be those of other subjects
-            self._rounds, self._seen = table.rounds, 0
-            self._numbered, self._mask = table.numbered, np.zeros(64, np.bool_)
-            return
-        before = SubjectLookup(self._numbered, self._mask[: self._seen])
-        next_sid = self._numbered.number(self._seen)
-        self._numbered = table.numbered
-        self._seen = self._numbered.slot_from(next_sid)
-        self._mask = before.select(self._numbered.numbers(np.arange(self._seen)))
+    def rest(self, table: SubjectTable) -> Rest | None:
+        """What to do in a thread before the filter is used; None if at most `DIRECT` names are new.
+
+        Ask again after :meth:`accept`.
+        """
+        if self.literal or not self.patterns:
+            return None
+        numbered = table.numbered
+        if self._numbered is not numbered and not self._moves_at_once(table):
+            return Rest(self._numbered, self._seen, numbered, 0, self._mover(numbered))
+        low = self._seen
+        high = min(table.size, low + PIECE)
+        if high - low <= DIRECT:
+            return None
+        return Rest(numbered, low, numbered, low, partial(self._match, numbered, low, high))
+
+    def accept(self, rest: Rest, answers: NDArray[np.bool_]) -> None:
+        """Take what ``rest.work`` returned, unless the filter was used meanwhile."""
+        if self._numbered is rest.before and self._seen == rest.seen:
+            self._numbered = rest.numbered
+            self._put(rest.low, answers)
+
+    def _moves_at_once(self, table: SubjectTable) -> bool:
+        """Follow the table to its new slots if that is quick: few are known, or none is of use."""
+        if self._rounds != table.rounds or not self._seen:
+            # Numbers of another run may be those of other subjects.
+            self._numbered, self._rounds, self._seen = table.numbered, table.rounds, 0
+        elif self._seen > DIRECT:
+            return False
+        else:
+            answers = self._mover(table.numbered)()
+            self._numbered = table.numbered
+            self._put(0, answers)
+        return True
+
+    def _mover(self, numbered: SubjectNames) -> Callable[[], NDArray[np.bool_]]:
+        """Return the work of moving the known answers to the slots that numbers have now."""
+        before = _BySlot(self._numbered, self._mask[: self._seen])
+        known = numbered.slot_from(self._numbered.number(self._seen))
+        return lambda: before.select(numbered.numbers(np.arange(known)))
+
+    def _put(self, low: int, answers: NDArray[np.bool_]) -> None:
+        end = low + len(answers)
+        if not low or end > len(self._mask):
+            grown = np.zeros(end + end // 4, np.bool_)
+            grown[:low] = self._mask[:low]
+            self._mask = grown
+        self._mask[low:end] = answers
+        self._seen = end
+
+    def _catch_up(self, table: SubjectTable) -> None:
+        while (rest := self.rest(table)) is not None:
+            self.accept(rest, rest.work())
+        if self._seen < table.size:
+            self._put(self._seen, self._match(table.numbered, self._seen, table.size))
+
+    # Use -----------------------------------------------------------------------------------------
 
     def lookup(self, table: SubjectTable) -> SubjectLookup:
-        """A lookup for messages that are in blocks now. Other threads may use it."""
+        """A lookup for messages that are live now. Other threads may use it."""
+        if self.literal:
+            return _ByNumber(self._literal_numbers(table))
         self._catch_up(table)
-        # Lookups may share the array: answers in it never change, and new ones come after them.
-        return SubjectLookup(self._numbered, self._mask[: self._seen])
+        return _BySlot(self._numbered, self._mask[: self._seen])
 
     def select(self, table: SubjectTable, sids: U32Array) -> NDArray[np.bool_]:
         """Which of the numbers match; numbers that the table no longer knows do not."""
         return self.lookup(table).select(sids)
 
-    def subjects(self, table: SubjectTable) -> list[tuple[int, str]]:
-        """(sid, name) of the live subjects that match."""
-        if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
-            sid = table.ids.get(self.patterns[0])
-            return [] if sid is None else [(sid, self.patterns[0])]
+    def _literal_numbers(self, table: SubjectTable) -> I64Array:
+        found = (table.ids.get(name, -1) for name in self.patterns)
+        return np.array(sorted(sid for sid in found if sid >= 0), np.int64)
+
+    def matches(self, table: SubjectTable) -> NDArray[np.bool_] | None:
+        """Which slots match, for a filter with wildcards; None if all of them do."""
+        if not self.patterns:
+            return None
         self._catch_up(table)
-        return (
-            [(sid, name) for sid, name in table.live() if self._mask[table.numbered.slot(sid)]]
-            if self.patterns
-            else list(table.live())
-        )
+        return self._mask[: self._seen]
+
+    @property
+    def prefix(self) -> str:
+        """What all names that match begin with: whole tokens."""
+        return _prefix(self.patterns[0]) if len(self.patterns) == 1 else ""
+
+    def count_at_most(self, table: SubjectTable) -> int:
+        """A number that the live subjects which match do not exceed."""
+        if self.literal:
+            return len(self.patterns)
+        matches = self.matches(table)
+        return len(table) if matches is None else int(np.count_nonzero(matches))
+
+    def live_slots(self, table: SubjectTable, from_sid: int = 0) -> Iterator[I64Array]:
+        """Yield the slots of the live subjects that match, by number from ``from_sid`` on.
+
+        Each array is of a bounded part of the table. The table must not change meanwhile.
+        """
+        if self.literal:
+            sids = self._literal_numbers(table)
+            yield table.numbered.slots(sids[sids >= from_sid])
+            return
+        matches = self.matches(table)
+        for begin, end in _ranges(table, from_sid):
+            for low in range(begin, end, WINDOW):
+                wanted = table.counts[low : min(low + WINDOW, end)] > 0
+                if matches is not None:
+                    wanted &= matches[low : low + len(wanted)]
+                yield np.flatnonzero(wanted) + low
+
+    def slots(self, table: SubjectTable, from_sid: int = 0) -> I64Array:
+        """Slots of the live subjects that match, by number from ``from_sid`` on."""
+        return np.concatenate([np.zeros(0, np.int64), *self.live_slots(table, from_sid)])
 
     def numbers(self, table: SubjectTable, from_sid: int = 0) -> I64Array:
-        """Numbers of the live subjects that match, ascending from ``from_sid`` on.
+        """Numbers of the live subjects that match, ascending from ``from_sid`` on."""
+        return table.numbered.numbers(self.slots(table, from_sid))
 
-        Uses the answers that are known instead of matching every name again.
-        """
-        if len(self.patterns) == 1 and not is_wildcard(self.patterns[0]):
-            sid = table.ids.get(self.patterns[0], -1)
-            return np.array([sid] if sid >= from_sid else [], np.int64)
-        low = 0 if table.numbered.origin else table.numbered.slot_from(from_sid)
-        total = table.size
-        wanted = table.counts[low:total] > 0
-        if self.patterns:
-            self._catch_up(table)
-            wanted &= self._mask[low:total]
-        sids = table.numbered.numbers(np.flatnonzero(wanted) + low)
-        # After the first run, slots do not ascend as numbers do.
-        return np.sort(sids[sids >= from_sid]) if table.numbered.origin else sids
+    def subjects(self, table: SubjectTable) -> list[tuple[int, str]]:
+        """(sid, name) of the live subjects that match, ascending."""
+        slots, names = self.slots(table), table.numbered.texts
+        found = (name for at in slots.tolist() if (name := names[at]) is not None)
+        return list(zip(table.numbered.numbers(slots).tolist(), found, strict=True))
 
 
-class FilterCache:
-    """The filters of the last reads. The next page of a read needs no new match of all names."""
+def _ranges(table: SubjectTable, from_sid: int) -> list[tuple[int, int]]:
+    """Ranges of slots that have the numbers from ``from_sid`` on, ascending."""
+    numbered = table.numbered
+    begin = numbered.slot_from(from_sid)
+    if not numbered.origin:
+        return [(begin, table.size)]
+    # Numbers below the origin come last by slot.
+    lowest = numbered.slot_from(0)
+    if from_sid >= numbered.origin:
+        return [(begin, lowest)]
+    return [(begin, table.size), (0, lowest)]
 
-    def __init__(self) -> None:
-        # Weak: the filters of a table are dropped with the table.
-        self._of_table: WeakKeyDictionary[SubjectTable, dict[tuple[str, ...], SubjectFilter]]
-        self._of_table = WeakKeyDictionary()
 
-    def get(self, table: SubjectTable, patterns: tuple[str, ...]) -> SubjectFilter:
-        """The filter for ``patterns`` over ``table``."""
-        filters = self._of_table.setdefault(table, {})
-        found = filters.pop(patterns, None) or SubjectFilter(patterns)
-        filters[patterns] = found
-        if len(filters) > FILTERS_MAX:
-            del filters[next(iter(filters))]
-        return found
+class _Matcher:
+    """Matches names with patterns. Any thread may use it."""
+
+    def __init__(self, patterns: tuple[str, ...]) -> None:
+        self._patterns = patterns
+        # The beginning of the names that match, if nothing else decides.
+        self._prefix = _prefix(patterns[0]) if len(patterns) == 1 else ""
+        if f"{self._prefix}>" not in patterns:
+            self._prefix = ""
+
+    def __call__(self, numbered: SubjectNames, low: int, high: int) -> NDArray[np.bool_]:
+        """Which of the names in the slots from ``low`` up to, not including, ``high`` match."""
+        if (high - low) * len(self._patterns) <= _COMPARED:
+            names = numbered.texts[low:high]
+            found = [bool(name and matches_any(self._patterns, name)) for name in names]
+            return np.array(found, np.bool_)
+        array = packed_names(numbered, low, high)
+        if self._prefix:
+            matching = pc.starts_with(array, self._prefix)
+        else:
+            matching = pa.scalar(False)
+            for expression in self._expressions():
+                matching = pc.or_(matching, pc.match_substring_regex(array, expression))
+        answers: NDArray[np.bool_] = matching.to_numpy(zero_copy_only=False)
+        return answers
+
+    def _expressions(self) -> Iterator[str]:
+        some: list[str] = []
+        for pattern in self._patterns:
+            some.append(_expression(pattern))
+            if sum(map(len, some)) >= _EXPRESSION_CHARS:
+                yield f"^(?:{'|'.join(some)})$"
+                some = []
+        if some:
+            yield f"^(?:{'|'.join(some)})$"
+
+
+def packed_names(numbered: SubjectNames, low: int, high: int) -> pa.Array:
+    """The names in the slots from ``low`` up to ``high`` as bytes; a missing name is empty."""
+    return numbered.array(low, high).cast(pa.binary())
+
+
+def _prefix(pattern: str) -> str:
+    literal = itertools.takewhile(lambda token: token not in ("*", ">"), pattern.split("."))
+    return "".join(f"{token}." for token in literal)
+
+
+def _expression(pattern: str) -> str:
+    """The expression for a pattern, in the syntax of RE2."""
+    wild = {"*": "[^.]+", ">": ".+"}
+    return r"\.".join(wild.get(token) or re.escape(token) for token in pattern.split("."))
