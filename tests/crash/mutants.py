@@ -188,7 +188,7 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
     "late settling": _late(interest, "settled"),
     "late roll-ups": _late(purge, "replace_older"),
     "late subject limits": _late(limits, "enforce"),
-    "late purges": _late_command(cmd.PurgeSubjects),
+    "late purges": _late_command(cmd.Remove),
     "late lowered limits": _late_command(cmd.EnforceLimits),
     "late markers": _late_command(cmd.Expire),
     "out of order": _out_of_order,

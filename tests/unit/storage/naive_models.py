@@ -1,5 +1,7 @@
 """A stream and a consumer as plainly as they can be written: lists, dicts, and no cleverness."""
 
+# One module: the naive stream and its naive consumers look into each other.
+
 import copy
 from dataclasses import dataclass, field, replace
 
@@ -355,18 +357,28 @@ class NaiveStream:
         self._forget_removed()
         return removed
 
+    def purge_refusal(self, time_ns: int) -> int:
+        """The code with which a purge is refused, or 0."""
+        self.tick(time_ns)
+        if self.config.sealed:
+            return errors.STREAM_SEALED.code
+        return errors.PURGE_DENIED.code if self.config.deny_purge else 0
+
+    def remove(self, found: list[Stored], *, by_limit: bool = False) -> int:
+        """Remove the messages that are still there; ``by_limit``: of each subject the excess."""
+        gone = [each for each in found if each in self.messages]
+        if by_limit:
+            gone = [each for each in gone if each in self._over_subject_limit(each.subject)]
+        self._remove(gone)
+        return len(gone)
+
     def purge_subjects(
         self, time_ns: int, subjects: list[str], to_seq: int, at_most: int
     ) -> tuple[int, bool] | int:
         """Purge what some subjects have below a sequence."""
-        self.tick(time_ns)
-        if self.config.sealed:
-            return errors.STREAM_SEALED.code
-        if self.config.deny_purge:
-            return errors.PURGE_DENIED.code
         below = [each for each in self.messages if each.subject in subjects and each.seq < to_seq]
-        self._remove(below[:at_most])
-        return min(len(below), at_most), len(below) > at_most
+        refused = self.purge_refusal(time_ns)
+        return refused or (self.remove(below[:at_most]), len(below) > at_most)
 
     def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
         """Remove what is ``max_age`` old, up to the first message that stays."""

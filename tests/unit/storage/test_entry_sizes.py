@@ -95,6 +95,8 @@ def of_every_kind() -> list[cmd.Command]:
     """A command of each kind that is about as long as it comes."""
     stream = StreamConfig(name="S" * 255, subjects=tuple(f"{at}" * 100 for at in range(256)))
     seqs = np.arange(HIGH, HIGH + 4_096).tobytes()
+    numbers = np.arange(4_096)
+    far = numbers << 40, (numbers << 19).astype(np.uint32), numbers << 19
     columns = MessageColumns(1, bytes(4) + (1_000).to_bytes(4, "little"), bytes(1_000))
     ids = [f"{at:032x}" for at in range(1_000)]
     many = list(range(HIGH, HIGH + 5_000))
@@ -122,6 +124,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.ExpireAge(HIGH),
         cmd.Expire(seqs, seqs * 2, dict.fromkeys(range(4_096), HIGH), seqs),
         cmd.DeleteMessage(HIGH, HIGH),
+        cmd.Remove.of("purge", far[0], far[1], far[2]),
         cmd.PurgeSubjects(["s" * 4_096] * 256, HIGH, HIGH),
         cmd.FinishRollup("s" * 4_096, HIGH),
         cmd.PutConsumer(ConsumerConfig(name="red", durable=True), HIGH, bytes(1_200_000), HIGH),

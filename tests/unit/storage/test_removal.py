@@ -1,10 +1,12 @@
 """Removal by subject: bounds that stay bounds, slices, and what an append leaves for later."""
 
+import msgspec
+import numpy as np
 import pytest
 
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.results import Appended, Refused, Removed
+from contrail_storage.core.results import Appended, Refused, Removed, Result
 from contrail_storage.core.stream.removal import by_subject
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 
@@ -91,6 +93,56 @@ def test_rollup_of_a_long_subject_leaves_the_rest_for_later(
     results = [rig.apply(1, cmd.FinishRollup("s.a", 50))[0] for _ in range(3)]
     assert results == [Removed(3, more=True), Removed(2, more=False), Removed(0)]
     assert (live(rig), rig.machine.counters.replaced) == ([9, 10, 11], {})
+
+
+def remove(rig: Rig, reason: cmd.RemovalReason, seqs: list[int], sids: list[int]) -> Result:
+    """Remove messages of one byte."""
+    command = cmd.Remove.of(
+        reason, np.array(seqs), np.array(sids, np.uint32), np.ones(len(seqs), np.int64)
+    )
+    return rig.apply(1, command)[0]
+
+
+def test_rest_of_a_rollup_is_found_by_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_subject, "REMOVED_MAX", 1)
+    rig = stream(allow_rollup_hdrs=True)
+    publish(rig, "ab" * 2)
+    publish(rig, "a", rollup="sub")
+    publish(rig, "b", rollup="sub")
+    assert rig.machine.counters.replaced == {"s.a": 5, "s.b": 6}
+    rest = cmd.Remove.of("rollup", np.array([3, 4]), np.array([0, 1], np.uint32), np.ones(2, int))
+    # A newer roll-up of `b` came after the leader looked.
+    rest.finished = {"s.a": 5, "s.b": 3, "s.c": 1}
+    assert rig.apply(1, rest) == [Removed(2)]
+    rig.restart()
+    assert (live(rig), rig.machine.counters.replaced) == ([5, 6], {"s.b": 6})
+
+
+def test_removal_with_columns_that_do_not_agree_is_refused() -> None:
+    rig = stream()
+    publish(rig, "ab")
+    whole = cmd.Remove.of("purge", np.array([1, 2]), np.array([0, 1], np.uint32), np.ones(2, int))
+    for wrong in (
+        {"sids": b"\1\0"},
+        {"sids": b"\1\0\1\0"},
+        {"distances": b"\1\0\0"},
+        {"distances": b"\3\0\0\0"},
+        {"sizes": b""},
+        {"first_seq": -1},
+        {"first_seq": 1 << 63},
+    ):
+        [result] = rig.apply(1, msgspec.structs.replace(whole, **wrong))
+        assert isinstance(result, Refused)
+    assert live(rig) == [1, 2]
+
+
+def test_subjects_of_removed_messages_are_read_from_blocks_after_damage() -> None:
+    rig = stream()
+    publish(rig, "abab")
+    rig.machine.recounted = True
+    assert remove(rig, "purge", [1, 3], [1, 1]) == Removed(2)
+    assert (live(rig), rig.machine.subjects.count("s.b")) == ([2, 4], 2)
+    assert "s.a" not in rig.machine.subjects.ids
 
 
 def test_message_that_goes_is_pending_at_no_consumer() -> None:

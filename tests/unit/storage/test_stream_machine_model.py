@@ -286,6 +286,38 @@ class StreamComparison(StreamAgreement):
 
         self.do(cmd.PurgeSubjects(subjects, to_seq, at_most), check)
 
+    @rule(
+        6,
+        reason=["purge", "shredded", "limit", "rollup"],
+        count=range(4),
+        meanwhile=["", "append", "delete", "limits"],
+    )
+    def remove(self, reason: cmd.RemovalReason, count: int, meanwhile: str) -> None:
+        """What a leader found; other changes may come before its command does."""
+        self.close_entry()
+        found = []
+        for subject in self.rng.sample(SUBJECTS, count):
+            own = [each for each in self.naive.messages if each.subject == subject]
+            found += own[: self.one_of(range(len(own) + 1))]
+        found.sort(key=lambda each: each.seq)
+        ids = self.rig.machine.subjects.ids
+        command = cmd.Remove.of(
+            reason,
+            np.array([each.seq for each in found], np.int64),
+            np.array([ids[each.subject] for each in found], np.uint32),
+            np.array([each.size for each in found], np.int64),
+        )
+        if meanwhile == "append":
+            self._append(2, leave_open=False, with_expectations=False)
+        if meanwhile == "delete" and found and not self.config.deny_delete:
+            self.delete_message(self.one_of(found).seq)
+        if meanwhile == "limits":
+            self.enforce_limits(self.one_of(SLICES))
+        refusal = self.naive.purge_refusal(self.now_ns)
+        refusal = refusal if reason == "purge" else 0
+        gone = self.naive.remove(found, by_limit=reason == "limit") if not refusal else 0
+        self.do(command, self.expect(Refused(refusal) if refusal else Removed(gone)))
+
     @rule(3, missing=MAYBE)
     def delete(self, missing: bool) -> None:
         seqs = [message.seq for message in self.naive.messages] or [1]

@@ -6,10 +6,11 @@ limit and duplicate, so it may refuse a command.
 
 import builtins
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import MessageColumns
@@ -22,6 +23,7 @@ from contrail_common.model import (
     Rollup,
     StreamConfig,
 )
+from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.dedupe import ID_BYTES
 
@@ -194,12 +196,72 @@ class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
     previous_seq: int
 
 
+RemovalReason = Literal["purge", "shredded", "limit", "rollup"]
+"""Why messages are removed by subject.
+
+``purge`` is refused by a stream that is sealed or denies purges. ``shredded``: the keys of the
+messages are destroyed. ``limit``: their subjects have more than ``max_msgs_per_subject``.
+``rollup``: a roll-up replaced them.
+"""
+
+
+class Remove(msgspec.Struct, tag=18, array_like=True, omit_defaults=True):
+    """Remove messages that are the oldest of their subjects; those that are gone are passed over.
+
+    The leader finds them (see :meth:`of`). With the reason ``limit``, a message stays unless its
+    subject has too many when the command is applied. ``finished`` are roll-ups, by subject, that
+    have nothing left to remove after this command.
+    """
+
+    reason: RemovalReason
+    first_seq: int = 0
+    distances: bytes = b"\1"
+    sids: bytes = b"\1"
+    sizes: bytes = b"\1"
+    finished: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, reason: RemovalReason, seqs: I64Array, sids: U32Array, sizes: I64Array) -> "Remove":
+        """The command for ``seqs`` (ascending), with the subject number and size of each."""
+        if not len(seqs):
+            return cls(reason)
+        first_seq = int(seqs[0])
+        distances = np.diff(seqs, prepend=first_seq)
+        return cls(reason, first_seq, _narrow(distances), _narrow(sids), _narrow(sizes))
+
+    def messages(self) -> tuple[I64Array, U32Array, I64Array] | None:
+        """Sequences, subject numbers and sizes; None if the columns do not agree."""
+        distances, sids, sizes = (_wide(each) for each in (self.distances, self.sids, self.sizes))
+        if distances is None or sids is None or sizes is None:
+            return None
+        if not len(distances) == len(sids) == len(sizes) or not 0 <= self.first_seq <= INT64_MAX:
+            return None
+        seqs = self.first_seq + np.cumsum(distances)
+        if (seqs[1:] <= seqs[:-1]).any() or (sids >> 32).any() or (sizes >> 32).any():
+            return None
+        return seqs, sids.astype(np.uint32), sizes
+
+
+def _narrow(values: I64Array | U32Array) -> bytes:
+    """Values from 0 on in as few bytes each as the largest needs, after a byte with that width."""
+    narrow = np.min_scalar_type(int(values.max()))
+    return bytes((narrow.itemsize,)) + values.astype(narrow).tobytes()
+
+
+def _wide(column: bytes) -> I64Array | None:
+    """The values of :func:`_narrow`; None if the bytes are none."""
+    width = column[0] if column else 0
+    if width not in (1, 2, 4, 8) or (len(column) - 1) % width:
+        return None
+    values: NDArray[np.integer] = np.frombuffer(column, f"<u{width}", offset=1)
+    return values.astype(np.int64)
+
+
 class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True):
     """Remove messages of ``subjects`` below ``to_seq``; at most ``messages_max`` in this entry.
 
-    The newest ``keep`` of them stay, counted when the command is applied. ``shredded``: their keys
-    are destroyed, so they are removed even if the stream was sealed, or purges were denied,
-    meanwhile.
+    The newest ``keep`` of them stay, counted when the command is applied. ``shredded``: no rule of
+    the stream keeps them. Earlier versions logged this command instead of :class:`Remove`.
     """
 
     subjects: list[str]
@@ -210,7 +272,10 @@ class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True)
 
 
 class FinishRollup(msgspec.Struct, tag=15, array_like=True):
-    """Remove messages that a roll-up of ``subject`` replaced; up to ``messages_max`` per entry."""
+    """Remove messages that a roll-up of ``subject`` replaced; up to ``messages_max`` per entry.
+
+    Earlier versions logged this command instead of :class:`Remove`.
+    """
 
     subject: str
     messages_max: int
@@ -280,10 +345,14 @@ class Exhaust(msgspec.Struct, tag=11, array_like=True):
     seqs: list[int]
 
 
-class EnforceLimits(msgspec.Struct, tag=12, array_like=True):
-    """Remove messages over lowered limits; at most about ``messages_max`` in this entry."""
+class EnforceLimits(msgspec.Struct, tag=12, array_like=True, omit_defaults=True):
+    """Remove the oldest messages over the limits of the stream; at most ``messages_max``.
+
+    ``by_subject``: also those over ``max_msgs_per_subject``. Earlier versions logged it so.
+    """
 
     messages_max: int
+    by_subject: bool = True
 
 
 class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -454,6 +523,7 @@ StreamCommand = (
     | ExpireAge
     | Expire
     | DeleteMessage
+    | Remove
     | PurgeSubjects
     | FinishRollup
     | PutConsumer

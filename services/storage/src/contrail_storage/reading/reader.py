@@ -178,7 +178,7 @@ class Reader:
         sid = int(facts.subject_ids[seq - facts.base_seq])
         # No older message of the subject is below it, so the search backwards ends there.
         floor_seq = int(table.first[table.numbered.slot(sid)])
-        return await self._newest_below(shard, seq, floor_seq, lambda sids: sids == sid, 1)
+        return await self.newest_below(shard, seq, floor_seq, lambda sids: sids == sid, 1)
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
         """The first sequence at or after ``time_ns``; the next new one when there is none."""
@@ -363,13 +363,7 @@ class Reader:
             seq = facts.end_seq
         return total
 
-    async def newest_from(self, shard: Shard, subject_filter: SubjectFilter, count: int) -> int:
-        """The sequence of the ``count``-th newest match; 0 when there are fewer."""
-        await self.prepare(shard, subject_filter)
-        pick = partial(subject_filter.select, shard.machine.subjects)
-        return await self._newest_below(shard, shard.applied_seq + 1, 0, pick, count)
-
-    async def _newest_below(
+    async def newest_below(
         self, shard: Shard, end_seq: int, floor_seq: int, pick: Pick, count: int
     ) -> int:
         """The sequence of the ``count``-th newest live message below ``end_seq`` of ``pick``.

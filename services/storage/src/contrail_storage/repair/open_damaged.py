@@ -50,6 +50,7 @@ from contrail_storage.repair.swap import (
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.loading import applied_indexes, load_meta, load_shard, stored_machines
+from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.seal.frames import SealBrokenError
 from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, find_keyring
@@ -455,9 +456,7 @@ class _Repair:
                 # Entries after the stop were not applied, even if every message can be read now.
                 if shard.stopped:
                     self._losses.known.setdefault(shard_id, (0, []))
-                # The recount has rewritten the rows, so directory and machine are read again.
-                self._blocks.forget(shard_id)
-                shard = load_shard(self._scan, shard_id, self._blocks)
+                shard = self._load_again(shard_id)
             self._applier.shards[shard_id] = shard
 
     def _stored_numbers(self) -> set[int]:
@@ -503,8 +502,14 @@ class _Repair:
                 continue
             if shard.machine.counters.last_seq < mark.last_sequence:
                 self._recount(shard.machine, mark.last_sequence)
-                self._blocks.forget(shard_id)
-                self._applier.shards[shard_id] = load_shard(self._scan, shard_id, self._blocks)
+                self._applier.shards[shard_id] = self._load_again(shard_id)
+
+    def _load_again(self, shard_id: int) -> Shard:
+        """Load directory and machine of a shard whose rows a recount has rewritten."""
+        self._blocks.forget(shard_id)
+        shard = load_shard(self._scan, shard_id, self._blocks)
+        shard.machine.recounted = True
+        return shard
 
     def _recount(self, machine: StreamMachine, last_seq: int = 0) -> None:
         shard_id, end_seq = machine.shard_id, 0

@@ -1,25 +1,49 @@
-"""Removes messages on request, and messages that a changed configuration no longer allows."""
+"""Removes messages on request, and messages that a changed configuration no longer allows.
 
+Messages of some subjects are removed in one pass: the leader finds them, in order, and ``Remove``
+commands name them.
+"""
+
+import asyncio
 from typing import Final
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.subjects import is_wildcard
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.deleted import PAGE
+from contrail_storage.core.facts import oldest_in
 from contrail_storage.core.results import Removed
-from contrail_storage.core.subjects.filters import SubjectFilter
-from contrail_storage.reading.reader import Reader
+from contrail_storage.core.stream.removal.limits import excess_by_slot
+from contrail_storage.reading.reader import Pick, Reader
+from contrail_storage.reading.subject_search import NOTHING, Choose, Found, search
 from contrail_storage.replica.shard import Shard, check_removal
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.sharded_state import check_purge
 
 _SLICE_MESSAGES: Final = 20_000
+_SLICE_SUBJECTS: Final = 1_024
 _SLICES_MAX: Final = 16
 """Slices of removals that a caller waits for; the housekeeper does the rest."""
-_PURGED_SUBJECTS: Final = 256
+NAMED_MAX: Final = 1_024
+"""Messages that one command names."""
+PAGES_MAX: Final = 256
+"""Pages of deleted sequences that one command changes."""
 _EVERYTHING: Final = 1 << 62
+
+
+def slice_messages(shard: Shard) -> int:
+    """Messages that one command removes from the head, or checks.
+
+    Removing the last message of a subject costs much more than removing one of many.
+    """
+    many = len(shard.machine.subjects) > _SLICE_SUBJECTS
+    return _SLICE_SUBJECTS if many else _SLICE_MESSAGES
 
 
 class Removals:
@@ -27,8 +51,10 @@ class Removals:
 
     def __init__(self, shard_log: ShardLog, reader: Reader) -> None:
         self._shard_log = shard_log
-        # Finds the messages that purges and deletes need to know.
+        # Finds the messages to remove.
         self._reader = reader
+
+    # By request ----------------------------------------------------------------------------------
 
     async def purge(
         self,
@@ -60,15 +86,40 @@ class Removals:
     ) -> int:
         async with shard.removal:
             to_seq = up_to_seq or _EVERYTHING
-            if shredded or subject not in ("", ">"):
-                subjects = SubjectFilter((subject or ">",))
-                purge = cmd.PurgeSubjects([], to_seq, _SLICE_MESSAGES, keep, shredded)
-                return await self._purge_subjects(shard, subjects, purge)
-            trim = cmd.Trim(to_seq, _SLICE_MESSAGES, keep)
-            return await self._in_slices(shard, trim)
+            if not shredded and subject in ("", ">"):
+                return await self._in_slices(shard, cmd.Trim(to_seq, slice_messages(shard), keep))
+            # Messages that are stored while the purge runs stay, and so do the newest as of now.
+            low_seq, end_seq, matches = await self._matching(shard, subject)
+            end_seq = min(end_seq, to_seq, shard.applied_seq + 1)
+            if keep:
+                end_seq = await self._reader.newest_below(shard, end_seq, low_seq, matches, keep)
+            removed = await self._remove(
+                shard,
+                "shredded" if shredded else "purge",
+                lambda _, sids: np.flatnonzero(matches(sids)),
+                low_seq,
+                end_seq,
+            )
+        shard.notify()  # a consumer whose pending messages were removed can take more
+        return removed
 
-    async def _in_slices(self, shard: Shard, command: cmd.StreamCommand, removed: int = 0) -> int:
-        """Propose a command until nothing is left; return ``removed`` plus what it removed."""
+    async def _matching(self, shard: Shard, pattern: str) -> tuple[int, int, Pick]:
+        """The sequences with messages that match now (from, and up to), and which numbers match."""
+        wanted = await self._reader.filter_of(shard, (pattern or ">",))
+        table, counters = shard.machine.subjects, shard.machine.counters
+        if wanted.matches_all:
+            return counters.first_seq, counters.last_seq + 1, lambda sids: np.ones(len(sids), bool)
+        matches = wanted.lookup(table).select
+        if is_wildcard(pattern):
+            return counters.first_seq, counters.last_seq + 1, matches
+        sid = table.ids.get(pattern)
+        if sid is None:
+            return 0, 0, matches
+        return int(table.first[table.numbered.slot(sid)]), table.last_of(sid) + 1, matches
+
+    async def _in_slices(self, shard: Shard, command: cmd.StreamCommand) -> int:
+        """Propose a command until nothing is left; return how many messages it removed."""
+        removed = 0
         while True:
             with begun(removed > 0):
                 done = await self._shard_log.command(shard.machine.shard_id, command)
@@ -78,21 +129,41 @@ class Removals:
             if not result.more:
                 return removed
 
-    async def _purge_subjects(
-        self, shard: Shard, subjects: SubjectFilter, purge: cmd.PurgeSubjects
+    async def _remove(
+        self,
+        shard: Shard,
+        reason: cmd.RemovalReason,
+        choose: Choose,
+        low_seq: int,
+        end_seq: int,
+        finished: dict[str, int] | None = None,
     ) -> int:
-        """Purge matching messages, some subjects at a time."""
-        names = [name for _, name in subjects.subjects(shard.machine.subjects)]
-        if purge.keep and len(names) > _PURGED_SUBJECTS:
-            # No single command knows all these subjects, so the newest as of now are kept.
-            to_seq = await self._reader.newest_from(shard, subjects, purge.keep)
-            purge = msgspec.structs.replace(purge, to_seq=to_seq, keep=0)
+        """Remove the chosen messages from ``low_seq`` up to ``end_seq``; return how many.
+
+        ``finished`` are roll-ups that have nothing left to remove then.
+        """
         removed = 0
-        for start in range(0, max(len(names), 1), _PURGED_SUBJECTS):
-            some = names[start : start + _PURGED_SUBJECTS]
-            command = msgspec.structs.replace(purge, subjects=some)
-            removed = await self._in_slices(shard, command, removed)
-        shard.notify()  # a consumer whose pending messages were removed can take more
+
+        async def propose(messages: Found, finished: dict[str, int] | None = None) -> None:
+            nonlocal removed
+            command = cmd.Remove.of(reason, messages.seqs, messages.sids, messages.sizes)
+            command.finished = finished or {}
+            done = await self._shard_log.command(shard.machine.shard_id, command)
+            removed += expect(done, Removed).count
+
+        left = NOTHING
+        try:
+            async for found in search(self._reader, shard, choose, low_seq, end_seq):
+                left = left.followed_by(found)
+                while (count := _together(left.seqs)) < len(left):
+                    await propose(left.part(0, count))
+                    left = left.part(count)
+            # Also without any message: the stream may have to refuse the purge.
+            await propose(left, finished)
+        except ApiError as error:
+            if removed:
+                raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+            raise
         return removed
 
     async def delete(self, shard: Shard, seq: int) -> None:
@@ -125,14 +196,71 @@ class Removals:
             await self._recheck_slice(shard)
 
     async def _recheck_slice(self, shard: Shard) -> None:
-        command = cmd.EnforceInterest(_SLICE_MESSAGES)
+        command = cmd.EnforceInterest(slice_messages(shard))
         expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
 
     async def enforce_limits(self, shard: Shard) -> None:
-        """Apply lowered limits at once: trim in slices until they hold."""
-        machine = shard.machine
-        while machine.exists:
-            command = cmd.EnforceLimits(_SLICE_MESSAGES)
-            result = expect(await self._shard_log.command(machine.shard_id, command), Removed)
-            if not result.more:
+        """Apply lowered limits at once; the housekeeper continues with what is left."""
+        for _ in range(_SLICES_MAX):
+            if not await self.trim_to_limits(shard):
                 return
+
+    async def trim_to_limits(self, shard: Shard) -> bool:
+        """Remove the messages over the limits now; True if there are others by then."""
+        # The oldest of the stream first: a subject may have fewer messages then.
+        oldest = cmd.EnforceLimits(slice_messages(shard), by_subject=False)
+        await self._in_slices(shard, oldest)
+        if shard.machine.subjects_over:
+            await self._remove_excess(shard)
+            # Finds out whether a subject is still over its limit.
+            check = cmd.EnforceLimits(0, by_subject=False)
+            await self._shard_log.command(shard.machine.shard_id, check)
+        return shard.machine.exists and shard.machine.over_limits
+
+    async def _remove_excess(self, shard: Shard) -> None:
+        """Remove the oldest messages of the subjects that have too many now."""
+        table = shard.machine.subjects
+        slots, excess = excess_by_slot(shard.machine)
+        low_seq = int(table.first[slots].min(initial=_EVERYTHING))
+        sids, end_seq = table.numbered.numbers(slots), shard.applied_seq + 1
+        choose = await asyncio.to_thread(_excess, sids, excess)
+        await self._remove(shard, "limit", choose, low_seq, end_seq)
+
+    async def finish_rollups(self, shard: Shard) -> None:
+        """Remove the messages that roll-ups replaced and could not remove themselves."""
+        table, end_seq = shard.machine.subjects, shard.applied_seq + 1
+        replaced = {
+            subject: to_seq
+            for subject, to_seq in shard.machine.counters.replaced.items()
+            if to_seq <= end_seq
+        }
+        below = {
+            sid: replaced[name] for name in replaced if (sid := table.ids.get(name)) is not None
+        }
+        sids = np.array(sorted(below), np.int64)
+        to_seqs = np.array([below[sid] for sid in sids.tolist()], np.int64)
+
+        def choose(seqs: I64Array, found: U32Array) -> NDArray[np.intp]:
+            owner = np.minimum(np.searchsorted(sids, found), len(sids) - 1)
+            return np.flatnonzero((sids[owner] == found) & (seqs < to_seqs[owner]))
+
+        low_seq = int(table.first[table.numbered.slots(sids)].min(initial=_EVERYTHING))
+        await self._remove(shard, "rollup", choose, low_seq, int(to_seqs.max(initial=0)), replaced)
+
+
+def _together(seqs: I64Array) -> int:
+    """How many of ``seqs`` (ascending) one command takes."""
+    pages = seqs[:NAMED_MAX] // PAGE
+    begins = np.flatnonzero(pages[1:] != pages[:-1]) + 1
+    return int(begins[PAGES_MAX - 1]) if len(begins) >= PAGES_MAX else len(pages)
+
+
+def _excess(sids: I64Array, excess: I64Array) -> Choose:
+    """Chooses the oldest ``excess`` messages of each of ``sids``."""
+    order = np.argsort(sids)
+    own, left = sids[order].astype(np.uint32), excess[order]
+
+    def choose(_: I64Array, found: U32Array) -> NDArray[np.intp]:
+        return oldest_in(found, None, own, left, len(found))
+
+    return choose

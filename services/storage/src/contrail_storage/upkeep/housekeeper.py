@@ -5,7 +5,7 @@ shard when that has passed, or after a change. Shards in which nothing happens c
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import structlog
@@ -22,12 +22,12 @@ from contrail_storage.replica.shard import Shard, in_memory_first
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.rocks_store import StoreError, StoreFailedError
 from contrail_storage.streams.manager import StreamManager
+from contrail_storage.streams.removals import slice_messages
 from contrail_storage.upkeep.backoff import Backoff
 from contrail_storage.upkeep.due_messages import DueMessages, ages_singly
 
 TICK_S: Final = 0.1
 _RETRY_MAX_S: Final = 60.0
-_SLICE_MESSAGES: Final = 20_000
 _ENTERED: Final = 1_000
 """Changed shards that are entered in one turn of the event loop."""
 _log = structlog.get_logger("contrail.housekeeper")
@@ -156,21 +156,26 @@ class Housekeeper:
             and not shard.damaged
             and await self._due.age_is_due(shard, now_ns)
         ):
-            await self._repeat(shard, cmd.ExpireAge(_SLICE_MESSAGES))
+            await self._repeat(shard, cmd.ExpireAge(slice_messages(shard)))
         if machine.exists and machine.over_limits and not shard.damaged:
             # An append removes only a limited number of messages. A crash may also have separated
             # lowered limits from the removals that they cause.
-            await self._repeat(shard, cmd.EnforceLimits(_SLICE_MESSAGES))
+            await self._unless_gone(shard, self._streams.removals.trim_to_limits(shard))
         if shard.machine.pending_recheck and not shard.damaged:
-            await self._repeat(shard, cmd.EnforceInterest(_SLICE_MESSAGES))
-        for subject in [] if shard.damaged else list(shard.machine.counters.replaced):
-            await self._repeat(shard, cmd.FinishRollup(subject, _SLICE_MESSAGES))
+            await self._repeat(shard, cmd.EnforceInterest(slice_messages(shard)))
+        if shard.machine.counters.replaced and not shard.damaged:
+            await self._unless_gone(shard, self._streams.removals.finish_rollups(shard))
 
-    async def _repeat(
-        self,
-        shard: Shard,
-        command: cmd.ExpireAge | cmd.EnforceLimits | cmd.FinishRollup | cmd.EnforceInterest,
-    ) -> None:
+    @staticmethod
+    async def _unless_gone(shard: Shard, removal: Awaitable[object]) -> None:
+        """Wait for a removal; it may fail if the stream is removed meanwhile."""
+        try:
+            await removal
+        except ApiError:
+            if shard.machine.exists:
+                raise
+
+    async def _repeat(self, shard: Shard, command: cmd.ExpireAge | cmd.EnforceInterest) -> None:
         more = True
         # A command removes a slice, so that publishes are applied in between.
         while more and shard.machine.exists:

@@ -170,7 +170,7 @@ class Shredder:
 
     async def _barrier(self, shard: Shard) -> None:
         """Wait until everything that was proposed for a shard before is applied."""
-        await self._shard_log.command(shard.machine.shard_id, cmd.PurgeSubjects([], 0, 0))
+        await self._shard_log.command(shard.machine.shard_id, cmd.Remove("shredded"))
 
     async def reconcile(self) -> None:
         """Purge messages whose keys were destroyed in an erasure that did not complete."""

@@ -49,7 +49,7 @@ def expire(state: ShardState, step: Step, command: cmd.Expire) -> Result:
     if not command.is_sound():
         return Refused(errors.INTERNAL.code, "the columns of what is due do not agree")
     rows = np.frombuffer(command.rows, np.int64)
-    due = _live(state, np.frombuffer(command.seqs, np.int64))
+    due = _Due(*deletion.live_messages(state, np.frombuffer(command.seqs, np.int64)))
     if state.config.sealed or not _are_due(state, step, due, rows):
         return Removed(0)
     last, stay = _newest(state, due, command.previous)
@@ -64,25 +64,6 @@ def expire(state: ShardState, step: Step, command: cmd.Expire) -> Result:
         _store_markers(state, step, names)
         state.write_counters(step.writes)
     return Removed(len(due.seqs), more=bool(stay))
-
-
-def _live(state: ShardState, seqs: I64Array) -> _Due:
-    counters = state.counters
-    seqs = seqs[(seqs >= counters.first_seq) & (seqs <= counters.last_seq)]
-    seqs = seqs[state.deleted.are_live(seqs)]
-    parts: list[tuple[I64Array, U32Array, I64Array, I64Array]] = []
-    start = 0
-    while start < len(seqs):
-        facts = state.facts_at(int(seqs[start]))
-        stop = int(np.searchsorted(seqs, facts.end_seq))
-        within = seqs[start:stop]
-        at = within - facts.base_seq
-        parts.append((within, facts.subject_ids[at], facts.sizes[at], facts.times_ns[at]))
-        start = stop
-    if not parts:
-        nothing = np.zeros(0, np.int64)
-        return _Due(nothing, np.zeros(0, np.uint32), nothing, nothing)
-    return _Due(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 def _are_due(state: ShardState, step: Step, due: _Due, rows: I64Array) -> bool:

@@ -74,6 +74,11 @@ class ShardState:
 
         Counts of pending messages are made again when it changes.
         """
+        self.recounted = False
+        """Whether the state was counted again from damaged rows, and the log after it is applied.
+
+        Subject numbers may then be others than in the log: the blocks have the right ones.
+        """
         # The same code makes the state of a new shard and that of a dropped one, so neither can
         # forget a field.
         self.clear()

@@ -33,6 +33,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.Append: append.append,
     cmd.DeleteMessage: deletion.delete,
     cmd.Trim: purge.trim,
+    cmd.Remove: purge.remove,
     cmd.PurgeSubjects: purge.purge_subjects,
     cmd.FinishRollup: purge.finish_rollup,
     cmd.EnforceLimits: limits.enforce_limits,

@@ -19,6 +19,8 @@ rebuilt, so that memory follows the live subjects, however far apart their numbe
 that it took (with ``base``): names of subjects that were removed meanwhile are still in it.
 """
 
+# One module: the arrays, the names and their rows change together, and one object has them.
+
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice
@@ -264,32 +266,40 @@ class SubjectTable:
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
         self._forget(touched[self.counts[touched] == 0], step.writes)
-        # A subject's only message is its last: with a limit of one nothing is searched through.
-        alone = touched[self.counts[touched] == 1]
-        if self.unsettled:
-            bounds = np.isin(self.numbered.numbers(alone), list(self.unsettled))
-            alone = alone[~bounds]
-        self.first[alone] = self.last[alone]
+        self._note_only(touched)
         changed = np.union1d(touched, moved)
         if len(changed):
             self._delta(changed, step)
         self._trim()
 
-    def take_out(self, sids: U32Array, seqs: I64Array, floor_seq: int, step: Step) -> list[int]:
+    def _note_only(self, touched: I64Array) -> None:
+        """Set ``first`` of the ``touched`` subjects whose only message is their last."""
+        alone = touched[self.counts[touched] == 1]
+        if self.unsettled:
+            alone = alone[~np.isin(self.numbered.numbers(alone), list(self.unsettled))]
+        self.first[alone] = self.last[alone]
+
+    def take_out(
+        self, sids: U32Array, seqs: I64Array, floor_seq: int, step: Step, *, oldest: bool = False
+    ) -> list[int]:
         """Remove messages anywhere, given with a subject number and a sequence for each.
 
-        No live message is below ``floor_seq``. Returns the subjects that lost their last message
-        and have others; they are unsettled from now on.
+        No live message is below ``floor_seq``. ``oldest``: each subject loses its oldest messages.
+        Returns the subjects that lost their last message and have others; they are unsettled now.
         """
         at = self.numbered.slots(sids)
         touched, counts = np.unique(at, return_counts=True)
-        oldest, newest = at[self.first[at] == seqs], at[self.last[at] == seqs]
+        newest = at[self.last[at] == seqs]
+        # The sequences ascend, so the highest of each subject is assigned last.
+        known = (self.first[at] <= seqs) if oldest else (self.first[at] == seqs)
+        self.first[at[known]] = seqs[known] + 1
         self.counts[touched] -= counts.astype(np.uint32)
-        self.first[oldest] += 1
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
         self._forget(touched[self.counts[touched] == 0], step.writes)
         lost: list[int] = self.numbered.numbers(newest[self.counts[newest] > 0]).tolist()
         self.unsettled.update(lost)
+        if oldest:
+            self._note_only(touched)
         self._delta(touched, step)
         self._trim()
         return lost

@@ -1,6 +1,7 @@
 """Deletes messages anywhere in the stream, and updates the consumers and the head."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.texts import I64Array, U32Array
@@ -42,6 +43,35 @@ def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
     return Removed(1)
 
 
+def live_among(state: ShardState, seqs: I64Array) -> NDArray[np.intp]:
+    """Positions of the live messages of ``seqs``, which ascend."""
+    counters = state.counters
+    at = np.flatnonzero((seqs >= counters.first_seq) & (seqs <= counters.last_seq))
+    found: NDArray[np.intp] = at[state.deleted.are_live(seqs[at])]
+    return found
+
+
+def live_messages(
+    state: ShardState, seqs: I64Array
+) -> tuple[I64Array, U32Array, I64Array, I64Array]:
+    """Sequences, subject numbers, sizes and times of the live messages of ``seqs`` (ascending)."""
+    seqs = seqs[live_among(state, seqs)]
+    parts: list[tuple[I64Array, U32Array, I64Array, I64Array]] = []
+    start = 0
+    while start < len(seqs):
+        facts = state.facts_at(int(seqs[start]))
+        stop = int(np.searchsorted(seqs, facts.end_seq))
+        within = seqs[start:stop]
+        at = within - facts.base_seq
+        parts.append((within, facts.subject_ids[at], facts.sizes[at], facts.times_ns[at]))
+        start = stop
+    if not parts:
+        nothing = np.zeros(0, np.int64)
+        return nothing, np.zeros(0, np.uint32), nothing, nothing
+    seqs, sids, sizes, times_ns = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return seqs, sids, sizes, times_ns
+
+
 def take_out(
     state: ShardState,
     step: Step,
@@ -50,10 +80,12 @@ def take_out(
     sizes: I64Array,
     *,
     counted: bool,
+    oldest: bool = False,
 ) -> None:
     """Remove live messages anywhere (ascending), given with subject number and bytes of each.
 
-    ``counted``: they may be included in the ``num_pending`` of a consumer.
+    ``counted``: they may be included in the ``num_pending`` of a consumer. ``oldest``: they are the
+    oldest of their subjects.
     """
     state.counters.messages -= len(seqs)
     state.counters.bytes -= int(sizes.sum())
@@ -64,10 +96,10 @@ def take_out(
         # Counting pending messages again with each ack would cost more than the ack.
         state.deletions = deletions
     table, floor_seq = state.subjects, state.counters.first_seq
-    if len(seqs) == 1:
+    if len(seqs) == 1 and not oldest:
         lost = table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, step)
     else:
-        lost = table.take_out(sids, seqs, floor_seq, step)
+        lost = table.take_out(sids, seqs, floor_seq, step, oldest=oldest)
     search_last(state, step, lost, APPLY_SEQS)
     forget_replaced(state)
 
@@ -80,7 +112,7 @@ def finish_removal(state: ShardState, step: Step, seqs: I64Array) -> None:
     consumers = [one for one in state.consumers.values() if one.pending or one.given_up]
     gone = set(seqs.tolist()) if consumers else set()
     for consumer in consumers:
-        given_up = {seq for seq in gone if seq in consumer.given_up}
+        given_up = {seq for seq in gone if seq in consumer.given_up} if consumer.given_up else set()
         forgotten = sorted(given_up | consumer.pending.among(gone))
         if forgotten:
             consumer.change(Gone(forgotten), step)

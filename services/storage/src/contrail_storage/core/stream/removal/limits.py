@@ -3,12 +3,13 @@
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common.arrays import distinct
 from contrail_common.model import StreamConfig
-from contrail_common.texts import U32Array
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.facts import Live, MessageFacts
+from contrail_storage.core.facts import Live, MessageFacts, oldest_in
 from contrail_storage.core.results import Removed, Result, Step
 from contrail_storage.core.stream.removal import by_subject, head
 from contrail_storage.core.stream.shard_state import ShardState
@@ -32,10 +33,10 @@ def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array)
 
 
 def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) -> Result:
-    """Remove a slice of the messages over the limits of the stream and of its subjects."""
+    """Remove a slice of the messages over the limits of the stream."""
     config = state.shard_config
     removed = _evict(state, step, config, command.messages_max)
-    if config.max_msgs_per_subject >= 0:
+    if command.by_subject and config.max_msgs_per_subject >= 0:
         table, most = state.subjects, min(config.max_msgs_per_subject, _COUNT_MAX)
         over = np.flatnonzero(table.counts[: table.size] > most)[:_SUBJECTS_MAX]
         over = table.numbered.numbers(over)
@@ -45,7 +46,30 @@ def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) ->
     recheck_subjects(state)
     if removed:
         state.write_counters(step.writes)
-    return Removed(removed, state.over_limits)
+    more = state.over_limits if command.by_subject else state.is_over(config)
+    return Removed(removed, more)
+
+
+def among_excess(state: ShardState, sids: U32Array) -> NDArray[np.intp]:
+    """Positions of the messages to remove by ``max_msgs_per_subject``: the oldest of each subject.
+
+    ``sids`` has the subject number of each message; they ascend by sequence.
+    """
+    most, table = state.config.max_msgs_per_subject, state.subjects
+    if most < 0:
+        return np.zeros(0, np.intp)
+    own = distinct(sids)
+    excess = table.counts[table.numbered.slots(own)].astype(np.int64) - min(most, _COUNT_MAX)
+    return oldest_in(sids, None, own, np.maximum(excess, 0), len(sids))
+
+
+def excess_by_slot(state: ShardState) -> tuple[I64Array, I64Array]:
+    """Slots of the subjects over ``max_msgs_per_subject``, and how many messages each is over."""
+    most, table = state.config.max_msgs_per_subject, state.subjects
+    counts = table.counts[: table.size]
+    over = counts > min(most, _COUNT_MAX) if most >= 0 else np.zeros(0, np.bool_)
+    slots = np.flatnonzero(over)
+    return slots, counts[slots].astype(np.int64) - most
 
 
 def recheck_subjects(state: ShardState) -> None:

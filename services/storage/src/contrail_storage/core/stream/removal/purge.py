@@ -7,7 +7,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.facts import Live, MessageFacts
 from contrail_storage.core.results import Refused, Removed, Result, Step, Writes
-from contrail_storage.core.stream.removal import by_subject, head
+from contrail_storage.core.stream.removal import by_subject, deletion, head, limits
 from contrail_storage.core.stream.shard_state import ShardState
 
 
@@ -29,6 +29,31 @@ def trim(state: ShardState, step: Step, command: cmd.Trim) -> Result:
     if removed:
         state.write_counters(step.writes)
     return Removed(removed, head.reaches(state, below))
+
+
+def remove(state: ShardState, step: Step, command: cmd.Remove) -> Result:
+    """Remove the messages of the command that are still there."""
+    messages = command.messages()
+    if messages is None:
+        return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
+    refused = _refused(state) if command.reason == "purge" else None
+    if refused is not None:
+        return refused
+    seqs, sids, sizes = messages
+    counters = state.counters
+    if state.recounted:
+        seqs, sids, sizes, _ = deletion.live_messages(state, seqs)
+    at = deletion.live_among(state, seqs)
+    if command.reason == "limit":
+        at = at[limits.among_excess(state, sids[at])]
+    if len(at):
+        deletion.take_out(state, step, seqs[at], sids[at], sizes[at], counted=True, oldest=True)
+    for subject, to_seq in command.finished.items():
+        if counters.replaced.get(subject) == to_seq:
+            counters.replaced.pop(subject)
+    if len(at) or command.finished:
+        state.write_counters(step.writes)
+    return Removed(len(at))
 
 
 def purge_subjects(state: ShardState, step: Step, command: cmd.PurgeSubjects) -> Result:
@@ -66,7 +91,7 @@ def replace_older(
 ) -> None:
     """Remove the ``quota`` oldest of each of ``sids`` (ascending), which are ``below`` a sequence.
 
-    Messages that one append cannot remove are noted; ``FinishRollup`` entries remove them.
+    Messages that one append cannot remove are noted; ``Remove`` commands remove them.
     """
     older = quota > 0
     if not older.any():
