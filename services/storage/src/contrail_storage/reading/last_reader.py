@@ -97,16 +97,17 @@ class LastReader:
                 raise ApiError(errors.STREAM_NOT_FOUND)
             if block is None:
                 continue  # it was removed, and the next aim knows
-            for position in search.newest_in(shard, block):
+            positions = search.newest_in(shard, block)
+            for taken, position in enumerate(positions, 1):
                 message = self._reader.message(shard, block, position)
-                search.take(block.base_seq + position, int(block.subject_ids[position]))
                 if message is None:
                     continue
                 page.append(message)
                 size += message_size(message.headers, len(message.payload))
                 if len(page) >= request.limit or size >= self._bounds.page_bytes:
+                    search.take(block, positions[:taken], position)
                     return _in_order(page), search.token() if search.aim(shard, found) else None
-            search.seq = block.base_seq - 1
+            search.take(block, positions, 0)
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
     async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
@@ -236,7 +237,7 @@ class _Search:
         positions: list[int] = (backwards[np.sort(newest)] + low).tolist()
         return positions
 
-    def take(self, seq: int, sid: int) -> None:
-        """Close a subject: its message ``seq`` is in the page. The pass continues below it."""
-        self._open = self._open[self._open != sid]
-        self.seq = seq - 1
+    def take(self, block: Block, positions: list[int], below: int) -> None:
+        """Close the subjects at ``positions``, and continue below the position ``below``."""
+        self._open = self._open[~np.isin(self._open, block.subject_ids[positions])]
+        self.seq = block.base_seq + below - 1

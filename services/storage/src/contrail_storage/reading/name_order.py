@@ -24,7 +24,7 @@ from contrail_storage.core.subjects.subject_names import SubjectNames
 from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.reading.filter_cache import FilterCache
 
-_RUNS: Final = (1 << 18, 1 << 15, 1 << 12, 1 << 10)
+_RUNS: Final = (1 << 18, 1 << 15, 1 << 12, 1 << 9)
 """Slots of a run. Sorting the longest takes about 0.1 s in a thread."""
 _BYTES_MAX: Final = 64 << 20
 """Kept for all tables together, or for the one that was paged last: four bytes for each subject."""
