@@ -523,7 +523,6 @@ class Dispatcher:
         if fresh:
             self.position = min(self.position, *fresh)
             self._count.invalidate()
-        self.consumer.pending.note_passed(seqs)
         self.consumer.pending.note(seqs)
         self._deadlines_changed()
 

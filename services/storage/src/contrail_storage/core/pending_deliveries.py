@@ -5,7 +5,7 @@ entries are dropped and postponed by the chunk, and a search for deadlines skips
 """
 
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterator, Mapping, Set
 from heapq import nsmallest
 from itertools import islice, pairwise, repeat
 from operator import lt
@@ -194,7 +194,7 @@ class PendingDeliveries(Mapping[int, Pending]):
         self._dropped: list[_Chunk] = []
         """Chunks without use: they are freed a few at a time."""
         self._passed: set[int] = set()
-        """Sequences that were due and left out, until :meth:`note_passed`."""
+        """Sequences that were due and left out, until :meth:`note`."""
         self.update(entries or {})
 
     # Reading -------------------------------------------------------------------------------------
@@ -342,18 +342,18 @@ class PendingDeliveries(Mapping[int, Pending]):
     def _find_low(self) -> None:
         self._low_ns = min((chunk.low_ns for chunk in self._chunks), default=INT64_MAX)
 
-    def note(self, seqs: Iterable[int]) -> None:
+    def note(self, seqs: Collection[int]) -> None:
         """Give ``seqs`` back: `take_due` may return them again."""
         for seq in seqs:
             item = self.get(seq)
             if item is not None:
                 self._bound(seq, item.deadline_ns)
+        self._passed.difference_update(seqs)
 
     def note_passed(self, seqs: list[int]) -> None:
         """Give back those of ``seqs`` that `take_due` left out, now that it need not any more."""
         if self._passed:
             self.note(self._passed.intersection(seqs))
-            self._passed.difference_update(seqs)
 
     def note_all(self) -> None:
         """Give everything back; the chunks are read when they are next searched."""
