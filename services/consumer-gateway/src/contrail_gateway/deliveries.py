@@ -7,8 +7,7 @@ import msgspec
 from contrail_common.ack_tokens import AckTokens
 from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
-from contrail_edge.inputs.messages import NO_HEADERS, payload_json
-from contrail_edge.inputs.schema_marks import TimeText
+from contrail_edge.inputs.messages import NO_HEADERS, MessageFields, payload_json
 from contrail_gateway.acks import AckOutcome
 from contrail_link.contract.consume import Delivery, PullResult
 
@@ -33,29 +32,24 @@ def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) ->
     return sign_of_shard
 
 
-class DeliveredMessage(msgspec.Struct):
-    """A delivered message. ``num_pending`` counts the messages after it.
+class DeliveryFields(MessageFields):
+    """The fields that delivered messages have in every format, in HTTP and on WebSockets."""
 
-    ``shard`` is present for a stream with several shards; ``seq`` and ``consumer_seq`` then belong
-    to that shard.
-    """
-
-    stream: str
-    """Name of the stream."""
-    seq: int
-    """Sequence of the message."""
-    subject: str
-    """Subject of the message."""
-    time: TimeText
-    """Time at which the message was stored."""
-    headers: Headers
-    """Message headers, each with its values."""
     consumer_seq: int
     """Sequence of this delivery."""
     num_delivered: int
     """Number of deliveries of the message, including this one."""
     num_pending: int
     """Number of matching messages after this one that are not delivered yet."""
+
+
+class DeliveredMessage(DeliveryFields):
+    """A delivered message. ``num_pending`` counts the messages after it.
+
+    ``shard`` is present for a stream with several shards; ``seq`` and ``consumer_seq`` then belong
+    to that shard.
+    """
+
     ack_token: str
     """Text that identifies the delivery when it is acknowledged."""
     data: str | msgspec.UnsetType = msgspec.UNSET
@@ -66,17 +60,9 @@ class DeliveredMessage(msgspec.Struct):
     """Shard of the message, if the stream has several."""
 
 
-class PackedMessage(msgspec.Struct):
+class PackedMessage(DeliveryFields):
     """A delivered message in msgpack: the same, with the payload as bytes in ``data``."""
 
-    stream: str
-    seq: int
-    subject: str
-    time: TimeText
-    headers: Headers
-    consumer_seq: int
-    num_delivered: int
-    num_pending: int
     ack_token: str
     data: bytes
     shard: int | msgspec.UnsetType = msgspec.UNSET
@@ -101,13 +87,14 @@ class PackedMessages(msgspec.Struct):
     ack_results: list[AckOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
-def delivered_message(
-    stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
-) -> DeliveredMessage:
-    """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
+Fields = tuple[str, int, str, str, Headers, int, int, int]
+"""The values of :class:`DeliveryFields`, in order."""
+
+
+def fields_of(stream: str, delivery: Delivery) -> Fields:
+    """Return what all formats have of a delivery."""
     stored = delivery.message
-    text, raw = payload_json(stored.payload, base64=base64)
-    return DeliveredMessage(
+    return (
         stream,
         stored.seq,
         stored.subject,
@@ -116,26 +103,27 @@ def delivered_message(
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-        sign(delivery),
-        text,
-        raw,
-        msgspec.UNSET if stored.shard is None else stored.shard,
+    )
+
+
+def shard_of(delivery: Delivery) -> int | msgspec.UnsetType:
+    """Return the shard of the message, unset if the stream has only one."""
+    shard = delivery.message.shard
+    return msgspec.UNSET if shard is None else shard
+
+
+def delivered_message(
+    stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
+) -> DeliveredMessage:
+    """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
+    text, raw = payload_json(delivery.message.payload, base64=base64)
+    return DeliveredMessage(
+        *fields_of(stream, delivery), sign(delivery), text, raw, shard_of(delivery)
     )
 
 
 def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMessage:
     """Return a delivery for msgpack."""
-    stored = delivery.message
     return PackedMessage(
-        stream,
-        stored.seq,
-        stored.subject,
-        format_time(stored.time_ns),
-        stored.headers or NO_HEADERS,
-        delivery.consumer_seq,
-        delivery.num_delivered,
-        delivery.num_pending,
-        sign(delivery),
-        stored.payload,
-        msgspec.UNSET if stored.shard is None else stored.shard,
+        *fields_of(stream, delivery), sign(delivery), delivery.message.payload, shard_of(delivery)
     )

@@ -11,11 +11,8 @@ from contrail_edge.inputs.schema_marks import TimeText
 NO_HEADERS: Headers = {}
 
 
-class Message(msgspec.Struct):
-    """A stored message. The payload is in ``data`` if it is UTF-8 text, else in ``data_base64``.
-
-    ``shard`` is present for a stream with several shards.
-    """
+class MessageFields(msgspec.Struct):
+    """The fields that stored and delivered messages have in every format."""
 
     stream: str
     """Name of the stream."""
@@ -27,6 +24,14 @@ class Message(msgspec.Struct):
     """Time at which the message was stored."""
     headers: Headers
     """Message headers, each with its values."""
+
+
+class Message(MessageFields):
+    """A stored message. The payload is in ``data`` if it is UTF-8 text, else in ``data_base64``.
+
+    ``shard`` is present for a stream with several shards.
+    """
+
     data: str | msgspec.UnsetType = msgspec.UNSET
     """Payload, if it is UTF-8 text."""
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET

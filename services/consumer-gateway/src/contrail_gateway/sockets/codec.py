@@ -12,7 +12,6 @@ from websockets.frames import Opcode
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_edge.http.problems import BatchResult, Problem
 from contrail_edge.http.steps import Steps
@@ -33,7 +32,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import SignToken
+from contrail_gateway.deliveries import DeliveryFields, Fields, SignToken, fields_of, shard_of
 from contrail_gateway.sockets.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
@@ -58,38 +57,22 @@ class Failed(ServerFrame, tag="error"):
     sid: str | None = None
 
 
-class PushedMessage(msgspec.Struct, gc=False):
+class PushedMessage(DeliveryFields, gc=False):
     """A delivered message. ``ack_token`` is absent if the subscription needs no acks.
 
     ``shard`` is present for a stream with several shards; ``seq`` and ``consumer_seq`` then belong
     to that shard.
     """
 
-    stream: str
-    seq: int
-    subject: str
-    time: str
-    headers: Headers
-    consumer_seq: int
-    num_delivered: int
-    num_pending: int
     ack_token: str | msgspec.UnsetType = msgspec.UNSET
     data: str | msgspec.UnsetType = msgspec.UNSET
     data_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
-class PackedPushedMessage(msgspec.Struct, gc=False):
+class PackedPushedMessage(DeliveryFields, gc=False):
     """A delivered message in msgpack, with the payload as bytes."""
 
-    stream: str
-    seq: int
-    subject: str
-    time: str
-    headers: Headers
-    consumer_seq: int
-    num_delivered: int
-    num_pending: int
     data: bytes
     ack_token: str | msgspec.UnsetType = msgspec.UNSET
     shard: int | msgspec.UnsetType = msgspec.UNSET
@@ -196,10 +179,10 @@ class _Named(msgspec.Struct):
 
 Token = str | msgspec.UnsetType
 ShardNumber = int | msgspec.UnsetType
-Row = tuple[int, str, str, Headers, int, int, int, bytes, Token, ShardNumber]
-"""A message in a frame: the fields of :class:`PackedPushedMessage` after its stream."""
-Pack = Callable[[str, str, Iterable[Row]], Messages | PackedMessages]
-"""Makes a frame from a sid, a stream and its messages."""
+Row = tuple[Fields, bytes, Token, ShardNumber]
+"""A message in a frame, with its payload."""
+Pack = Callable[[str, Iterable[Row]], Messages | PackedMessages]
+"""Makes a frame from a sid and messages."""
 
 
 class Codec:
@@ -332,12 +315,12 @@ class Codec:
     def messages(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> bytes:
         """Return the frame with the messages ``pulled``. Without ``sign`` they have no tokens."""
         if not isinstance(pulled, DeliveryColumns):
-            rows = _listed_rows(pulled, sign)
+            rows = _listed_rows(sub.stream, pulled, sign)
         elif sub.cols:
             return self.encode(_in_columns(sub, pulled))
         else:
-            rows = _column_rows(pulled)
-        frame = self._pack(sub.sid, sub.stream, rows)
+            rows = _column_rows(sub.stream, pulled)
+        frame = self._pack(sub.sid, rows)
         if sub.order is not None:
             frame.cursor = sub.order.sent_to()
         return self.encode(frame)
@@ -363,30 +346,20 @@ def _publish(frame_id: FrameId | None, item: Item, payload: bytes) -> PackedPub:
     )
 
 
-def _listed_rows(pulled: Listed, sign: SignToken | None) -> Iterable[Row]:
+def _listed_rows(stream: str, pulled: Listed, sign: SignToken | None) -> Iterable[Row]:
     for delivery in pulled.deliveries:
-        stored = delivery.message
-        yield (
-            stored.seq,
-            stored.subject,
-            format_time(stored.time_ns),
-            stored.headers or NO_HEADERS,
-            delivery.consumer_seq,
-            delivery.num_delivered,
-            delivery.num_pending,
-            stored.payload,
-            UNSET if sign is None else sign(delivery),
-            UNSET if stored.shard is None else stored.shard,
-        )
+        token = UNSET if sign is None else sign(delivery)
+        yield fields_of(stream, delivery), delivery.message.payload, token, shard_of(delivery)
 
 
-def _column_rows(pulled: DeliveryColumns) -> Iterable[Row]:
+def _column_rows(stream: str, pulled: DeliveryColumns) -> Iterable[Row]:
     count, consumer_seq = len(pulled), pulled.first_consumer_seq
     pending = pulled.num_pending + count - 1
     times = pulled.each_time_ns()
     # Messages that came in one batch were stored at one time.
     texts = {time_ns: format_time(time_ns) for time_ns in set(times)}
-    return zip(
+    fields = zip(
+        repeat(stream),
         pulled.each_seq(),
         pulled.each_subject(),
         map(texts.__getitem__, times),
@@ -394,10 +367,8 @@ def _column_rows(pulled: DeliveryColumns) -> Iterable[Row]:
         range(consumer_seq, consumer_seq + count),
         repeat(1),
         range(pending, pending - count, -1),
-        pulled.each_payload(),
-        repeat(UNSET),
-        repeat(UNSET),
     )
+    return zip(fields, pulled.each_payload(), repeat(UNSET), repeat(UNSET))
 
 
 def _in_columns(sub: Subscription, pulled: DeliveryColumns) -> ServerFrame:
@@ -417,45 +388,24 @@ def _in_columns(sub: Subscription, pulled: DeliveryColumns) -> ServerFrame:
             pulled.subject_index,
             columns.offsets,
             columns.payload,
-            UNSET
-            if headers is None
-            else PushedHeaders(
-                headers.entry_offsets,
-                headers.name_offsets,
-                headers.value_offsets,
-                headers.text_offsets,
-                headers.names,
-                headers.texts,
-            ),
+            UNSET if headers is None else PushedHeaders(*msgspec.structs.astuple(headers)),
         ),
     )
 
 
-def _json_messages(sid: str, stream: str, rows: Iterable[Row]) -> Messages:
+def _json_messages(sid: str, rows: Iterable[Row]) -> Messages:
     shaped = []
-    for seq, subject, at, headers, consumer_seq, delivered, pending, payload, token, shard in rows:
+    for fields, payload, token, shard in rows:
         text, raw = payload_json(payload, base64=False)
-        shaped.append(
-            PushedMessage(
-                stream,
-                seq,
-                subject,
-                at,
-                headers,
-                consumer_seq,
-                delivered,
-                pending,
-                token,
-                text,
-                raw,
-                shard,
-            )
-        )
+        shaped.append(PushedMessage(*fields, token, text, raw, shard))
     return Messages(sid=sid, messages=shaped)
 
 
-def _packed_messages(sid: str, stream: str, rows: Iterable[Row]) -> PackedMessages:
-    shaped = [PackedPushedMessage(stream, *row) for row in rows]
+def _packed_messages(sid: str, rows: Iterable[Row]) -> PackedMessages:
+    shaped = [
+        PackedPushedMessage(*fields, payload, token, shard)
+        for fields, payload, token, shard in rows
+    ]
     return PackedMessages(sid=sid, messages=shaped)
 
 
