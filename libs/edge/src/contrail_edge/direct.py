@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header, Response
@@ -104,7 +105,7 @@ class DirectExchange:
         headers = [
             *self.default_headers,
             *answer.wire_headers(),
-            (b"x-request-id", self.request.request_id),
+            (X_REQUEST_ID, self.request.request_id),
         ]
         if not self.keep_alive:
             headers.append((b"connection", b"close"))

@@ -22,6 +22,7 @@ from contrail_edge.direct import DirectExchange
 from contrail_edge.http.budgets import UnreadBudget
 from contrail_edge.http.delivery import GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
+from contrail_edge.http.headers import X_REQUEST_ID, elements
 from contrail_edge.http.last_look import after_a_look
 from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_edge.http.requests import Request, bodies_overloaded, no_more
@@ -453,8 +454,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
         for name, value in self.headers:
             if name == b"connection":
-                tokens = [one.strip() for one in value.lower().split(b",")]
-                value = b", ".join(one for one in tokens if one not in _UPGRADE_TOKENS)  # noqa: PLW2901
+                kept = [one for one in elements(value) if one not in _UPGRADE_TOKENS]
+                value = b", ".join(kept)  # noqa: PLW2901
             if name != b"upgrade":
                 lines.append(name + b": " + value)
         # All callbacks run again for this head, from `on_message_begin` on.
@@ -569,7 +570,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         else:
             path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
             body = problem_body(error, instance=path, request_id=request_id)
-            headers.append((b"x-request-id", request.request_id))
+            headers.append((X_REQUEST_ID, request.request_id))
             headers += request.cors_headers([name for name, _ in headers])
         lines = [
             b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),

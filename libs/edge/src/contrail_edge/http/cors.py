@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from contrail_edge.http.headers import X_REQUEST_ID, elements
 from contrail_edge.http.responses import Header, Response
 
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE"
@@ -19,13 +20,13 @@ _SENT: Final = frozenset(
         b"last-event-id",
         b"traceparent",
         b"tracestate",
-        b"x-request-id",
+        X_REQUEST_ID,
     }
 )
 """Request headers that a page may send, besides those of messages."""
 _SENT_OF_MESSAGES: Final = re.compile(rb"(?:nats|msg-header)-[!#$%&'*+.^_`|~0-9a-z-]+")
 _EXPOSED: Final = frozenset(
-    {b"allow", b"durability", b"etag", b"location", b"retry-after", b"x-request-id"}
+    {b"allow", b"durability", b"etag", b"location", b"retry-after", X_REQUEST_ID}
 )
 _EXPOSED_PREFIXES: Final = (b"contrail-", b"msg-header-", b"nats-")
 
@@ -64,8 +65,8 @@ class Cors:
         # Other origins get the usual answer without CORS headers, which the browser refuses.
         if method != "OPTIONS" or not asked or not self._allows(headers.get(b"origin")):
             return None
-        wanted = headers.get(b"access-control-request-headers", b"").lower().split(b",")
-        granted = [one for one in map(bytes.strip, wanted) if _may_be_sent(one)]
+        wanted = elements(headers.get(b"access-control-request-headers", b""))
+        granted = [one for one in wanted if _may_be_sent(one)]
         answer: list[Header] = [
             (b"access-control-allow-methods", _METHODS),
             (b"access-control-allow-headers", b", ".join(granted)),

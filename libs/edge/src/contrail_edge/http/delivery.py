@@ -5,6 +5,7 @@ from typing import Final
 
 from starlette.types import Message, Send
 
+from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.requests import ClientGoneError, Request
 from contrail_edge.http.responses import Answer, Response, StreamResponse
 from contrail_link.contract.read import Pieces
@@ -35,7 +36,7 @@ class Wire:
         """Send ``message``, with the additional headers if it is the head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message["headers"], (b"x-request-id", self._request.request_id)]
+            headers = [*message["headers"], (X_REQUEST_ID, self._request.request_id)]
             if self._request.body_pending:
                 headers.append((b"connection", b"close"))
                 # A client that waits for 100 Continue does not send a refused body.
@@ -62,7 +63,7 @@ async def deliver(request: Request, answer: Answer, send: Send, linger_s: float)
     # The usual case: two messages, without the checks that other answers need.
     if isinstance(answer, Response) and not request.body_pending:
         headers = answer.wire_headers()
-        headers.append((b"x-request-id", request.request_id))
+        headers.append((X_REQUEST_ID, request.request_id))
         headers += request.cors_headers([name for name, _ in headers])
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})

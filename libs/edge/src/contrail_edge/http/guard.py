@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_edge.http.headers import elements
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header
 from contrail_edge.http.settings import EdgeSettings
@@ -78,7 +79,7 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Edge
         elif name == b"connection":
             _check_connection(value)
         elif name == b"transfer-encoding":
-            codings += [one.strip() for one in value.lower().split(b",")]
+            codings += elements(value)
     if len(url) > limits.target_bytes_max:
         raise too_long_target(limits)
     if size > limits.head_bytes_max or len(headers) > limits.head_lines_max:
@@ -96,8 +97,7 @@ def check_head(url: bytes, headers: Sequence[Header], version: str, limits: Edge
 
 
 def _check_connection(value: bytes) -> None:
-    for token in value.lower().split(b","):
-        name = token.strip()
+    for name in elements(value):
         if name in _NEVER_OF_ONE_CONNECTION:
             raise bad_request(f"the Connection header must not list {name.decode()}")
 

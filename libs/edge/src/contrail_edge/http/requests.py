@@ -13,6 +13,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
+from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_link.request_context import REQUEST_ID, RequestContext
 
 REQUEST_KEY: Final = "contrail.request"
@@ -132,7 +133,7 @@ class Request:
     def request_id(self) -> bytes:
         """The client's X-Request-Id if it is valid, otherwise a new one."""
         if self._id is None:
-            given = self.headers.get(b"x-request-id")
+            given = self.headers.get(X_REQUEST_ID)
             if given is not None and REQUEST_ID.fullmatch(given):
                 self._id = given
             else:

@@ -14,6 +14,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.requests import ClientGoneError, Request
 from contrail_edge.http.responses import Answer, Header, Response, StreamResponse
+from contrail_edge.inputs.negotiation import BYTES_TYPE, EVENTS_TYPE
 from contrail_serve.forwarding.connection import Address, Exchange, PeerLostError
 from contrail_serve.forwarding.heads import FORWARDED, answer_headers, length_header, request_head
 from contrail_serve.forwarding.peers import Peers
@@ -23,8 +24,8 @@ _WHOLE_BYTES_MAX: Final = 64 << 10
 """Bodies up to this size are forwarded in one write with their head."""
 _BODILESS: Final = (204, 304)
 _REPEATABLE: Final = frozenset({"GET", "HEAD"})
-_OCTETS: Final = b"application/octet-stream"
-_EVENTS: Final = b"text/event-stream"
+_OCTETS: Final = BYTES_TYPE.encode()
+_EVENTS: Final = EVENTS_TYPE.encode()
 
 
 class Forwarder(Collector):
@@ -36,9 +37,9 @@ class Forwarder(Collector):
 
     def __init__(self, peers: Peers, answer_s: float) -> None:
         """``answer_s``: longest wait for an answer to begin, above what any peer may take."""
-        self._peers = peers
-        self._answer_s = answer_s
-        self._draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.peers = peers
+        self.answer_s = answer_s
+        self.draining: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Numbers of forwarded requests, by outcome.
         self._ended: Counter[str] = Counter()
         # Forwarded sockets, for the metrics.
@@ -46,8 +47,8 @@ class Forwarder(Collector):
 
     def drain(self) -> None:
         """End forwarded waits, because this process is about to stop."""
-        if not self._draining.done():
-            self._draining.set_result(None)
+        if not self.draining.done():
+            self.draining.set_result(None)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics; called by the registry."""
@@ -61,21 +62,21 @@ class Forwarder(Collector):
             ended.add_metric([outcome], count)
         yield ended
         for name, text, value in (
-            ("idle_connections", "Idle connections kept for later requests.", self._peers.idle),
+            ("idle_connections", "Idle connections kept for later requests.", self.peers.idle),
             ("sockets", "WebSockets forwarded to a peer.", len(self._splices)),
         ):
             yield GaugeMetricFamily(f"contrail_forward_{name}", text, value)
 
     def close(self) -> None:
         """End all idle connections."""
-        self._peers.close()
+        self.peers.close()
 
     def splice(
         self, request: Request, transport: asyncio.Transport, connections: set[Any]
     ) -> asyncio.Protocol:
         """Join the connection of a handshake with a new connection to a peer."""
         self._check_first_hop(request)
-        splice = Splice(request, transport, connections, self._peers)
+        splice = Splice(request, transport, connections, self.peers)
         self._splices.add(splice)
         return splice
 
@@ -104,11 +105,11 @@ class Forwarder(Collector):
         repeatable = body is not None and request.scope["method"] in _REPEATABLE
         tried: set[Address] = set()
         while True:
-            connection = await self._peers.connection(tried)
+            connection = await self.peers.connection(tried)
             exchange = connection.begin(
                 head, body or b"", request.state.unread, head_only=request.head_only
             )
-            forwarding = _Forwarding(request, exchange, self._peers, self._draining, self._answer_s)
+            forwarding = _Forwarding(self, request, exchange)
             was_kept = connection.used
             try:
                 if body is None:
@@ -119,12 +120,12 @@ class Forwarder(Collector):
                 # An idle connection may have ended before the request reached its peer. So try the
                 # same peer again over a new connection, but only once.
                 if was_kept:
-                    self._peers.forget(connection.address)
+                    self.peers.forget(connection.address)
                 else:
                     tried.add(connection.address)
                 self._ended["lost"] += 1
                 if not repeatable:
-                    detail = f"the connection to the {self._peers.kind} was lost before it answered"
+                    detail = f"the connection to the {self.peers.kind} was lost before it answered"
                     raise ApiError(errors.OUTCOME_UNKNOWN, detail) from None
             except BaseException:
                 forwarding.abandon()
@@ -132,29 +133,18 @@ class Forwarder(Collector):
 
     def _check_first_hop(self, request: Request) -> None:
         if FORWARDED in request.headers:
-            detail = (
-                f"the request was forwarded to this process, but is for {self._peers.kind} "
-                "processes"
-            )
+            kind = self.peers.kind
+            detail = f"the request was forwarded to this process, but is for {kind} processes"
             raise ApiError(errors.NOT_READY, detail, applied=False)
 
 
 class _Forwarding:
     """One forwarded request and its answer."""
 
-    def __init__(
-        self,
-        request: Request,
-        exchange: Exchange,
-        peers: Peers,
-        draining: "asyncio.Future[None]",
-        answer_s: float,
-    ) -> None:
-        self._answer_s = answer_s
+    def __init__(self, forwarder: Forwarder, request: Request, exchange: Exchange) -> None:
+        self._forwarder = forwarder
         self._request = request
         self._exchange = exchange
-        self._peers = peers
-        self._draining = draining
         self._body: asyncio.Task[None] | None = None
         self._sent = True
         """False while a part of the body is unsent: the connection cannot take another request."""
@@ -220,19 +210,19 @@ class _Forwarding:
         return StreamResponse(exchange.status, _Pieces(self), kind, rest)
 
     async def _wait_for_head(self) -> None:
-        request, head = self._request, self._exchange.head
+        request, head, forwarder = self._request, self._exchange.head, self._forwarder
         first: set[asyncio.Future[Any]] = {head, request.gone}
         if self._waits:
-            first.add(self._draining)
-        await asyncio.wait(first, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
+            first.add(forwarder.draining)
+        await asyncio.wait(first, timeout=forwarder.answer_s, return_when=asyncio.FIRST_COMPLETED)
         if head.done():
             return
         if request.gone.done():
             raise ClientGoneError
         # Nothing is lost: a long poll that ends returns its messages to the consumer.
-        if self._waits and self._draining.done():
+        if self._waits and forwarder.draining.done():
             raise ApiError(errors.SHUTTING_DOWN)
-        detail = f"the {self._peers.kind} did not answer in time"
+        detail = f"the {forwarder.peers.kind} did not answer in time"
         raise ApiError(errors.OUTCOME_UNKNOWN, detail)
 
     async def _whole(self, headers: list[Header]) -> Response:
@@ -256,7 +246,7 @@ class _Forwarding:
             return await self._exchange.next_piece()
         piece = asyncio.ensure_future(self._exchange.next_piece())
         try:
-            first: set[asyncio.Future[Any]] = {piece, self._draining}
+            first: set[asyncio.Future[Any]] = {piece, self._forwarder.draining}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             return piece.result() if piece.done() else None
         finally:
@@ -268,7 +258,7 @@ class _Forwarding:
         exchange = self._exchange
         exchange.forget()
         if exchange.complete and exchange.keep_alive and self._sent:
-            self._peers.keep(exchange.connection)
+            self._forwarder.peers.keep(exchange.connection)
         else:
             self.abandon()
 

@@ -2,13 +2,12 @@
 
 from typing import Final
 
+from contrail_edge.http.headers import X_REQUEST_ID, elements
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header
 
 FORWARDED: Final = b"contrail-forwarded"
 """Marks a forwarded request, so that it is not forwarded again."""
-
-REQUEST_ID: Final = b"x-request-id"
 
 # Hop-by-hop headers (RFC 9110, section 7.6.1), and those that say where a body ends. The latter are
 # written again for each connection. A copy that the next process reads differently could smuggle a
@@ -35,7 +34,7 @@ _SET_BY_EDGE: Final = frozenset(
         b"date",
         b"server",
         b"vary",
-        REQUEST_ID,
+        X_REQUEST_ID,
     }
 )
 _CHUNKED: Final = (b"transfer-encoding", b"chunked")
@@ -48,12 +47,7 @@ def length_header(length: int) -> Header:
 
 def passed_on(headers: list[Header]) -> list[Header]:
     """Return the end-to-end headers."""
-    named = {
-        token.strip()
-        for name, value in headers
-        if name == b"connection"
-        for token in value.lower().split(b",")
-    }
+    named = {one for name, value in headers if name == b"connection" for one in elements(value)}
     return [
         (name, value)
         for name, value in headers
@@ -67,7 +61,7 @@ def request_head(request: Request, length: int | None) -> bytes:
     ``length`` is None for a chunked body.
     """
     headers = [
-        one for one in passed_on(request.raw_headers) if one[0] not in (REQUEST_ID, FORWARDED)
+        one for one in passed_on(request.raw_headers) if one[0] not in (X_REQUEST_ID, FORWARDED)
     ]
     if length is None:
         headers.append(_CHUNKED)
@@ -79,7 +73,7 @@ def request_head(request: Request, length: int | None) -> bytes:
 
 def handshake_head(request: Request) -> bytes:
     """Return the head of a handshake, with its hop-by-hop headers, which ask for the upgrade."""
-    own = (REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
+    own = (X_REQUEST_ID, FORWARDED, b"content-length", b"transfer-encoding")
     headers = [one for one in request.raw_headers if one[0] not in own]
     return head_bytes(request, "GET", headers)
 
@@ -91,7 +85,7 @@ def head_bytes(request: Request, method: str, headers: list[Header]) -> bytes:
         target += b"?" + request.query_string
     lines = [b"%b %b HTTP/1.1" % (method.encode("ascii"), target)]
     lines += [b"%b: %b" % header for header in headers]
-    lines += [b"%b: %b" % (REQUEST_ID, request.request_id), FORWARDED + b": 1", b"", b""]
+    lines += [b"%b: %b" % (X_REQUEST_ID, request.request_id), FORWARDED + b": 1", b"", b""]
     return b"\r\n".join(lines)
 
 

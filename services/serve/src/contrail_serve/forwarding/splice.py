@@ -7,6 +7,7 @@ from websockets.frames import Close, Opcode
 
 from contrail_common.errors import ApiError
 from contrail_edge.http.budgets import UnreadBudget
+from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import Request
 from contrail_edge.ws.websocket import CloseCode, frame_head
@@ -214,7 +215,7 @@ class Splice(_Half):
         lines = [
             b"HTTP/1.1 %d Service Unavailable" % answer.status,
             *(b"%b: %b" % header for header in answer.wire_headers()),
-            b"x-request-id: " + self._request.request_id,
+            X_REQUEST_ID + b": " + self._request.request_id,
             b"connection: close",
         ]
         self.write(b"\r\n".join([*lines, b"", answer.body]))
