@@ -260,6 +260,7 @@ def test_stream_that_is_gone_half_way_is_cut_and_told_in_one_line(
     told = capsys.readouterr()
     assert "it was deleted" in told.out + told.err
     assert "Traceback" not in told.out + told.err + caplog.text
+    assert "without completing" not in told.out + told.err + caplog.text
 
 
 # Waiting -----------------------------------------------------------------------------------------

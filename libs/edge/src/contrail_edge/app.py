@@ -16,7 +16,7 @@ from contrail_common.errors import ApiError
 from contrail_edge.direct import DirectExchange, DirectTarget
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
-from contrail_edge.http.delivery import Wire, deliver
+from contrail_edge.http.delivery import Wire, cut, deliver
 from contrail_edge.http.guard import Guard
 from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import REQUEST_KEY, ClientGoneError, EdgeState, Request
@@ -199,6 +199,7 @@ class EdgeApp:
         except ApiError as error:
             # The head was sent, so the only way to report the error is an incomplete body.
             _log.warning("answer_cut", error=error.spec.name, detail=str(error))
+            cut(request)
         finally:
             request.release()
             self._account(request, label, status, time.perf_counter() - begun)
@@ -397,6 +398,7 @@ class EdgeApp:
             if wire.status is None:
                 raise
             _log.exception("request_failed")
+            cut(request)
         return CLIENT_GONE_STATUS if wire.status is None else wire.status
 
     def _refusal(self, request: Request, error: ApiError) -> Response:

@@ -8,6 +8,7 @@ no timers. Built on uvicorn 0.54, of which these private attributes are used: ``
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
@@ -20,7 +21,7 @@ from contrail_common.errors import ApiError
 from contrail_edge.app import EdgeApp
 from contrail_edge.direct import DirectExchange
 from contrail_edge.http.budgets import UnreadBudget
-from contrail_edge.http.delivery import GATHER
+from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.headers import X_REQUEST_ID, elements
 from contrail_edge.http.last_look import after_a_look
@@ -118,6 +119,13 @@ class _Gather:
         if not cycle.response_started or not cycle.chunked_encoding:
             raise RuntimeError("pieces can only follow the head of a chunked body")
         self._transport.writelines([b"%x\r\n" % size, *filter(len, pieces), b"\r\n"])
+
+
+def _cut(cycle: RequestResponseCycle) -> None:
+    """Close the connection of an answer that has begun and stays incomplete."""
+    # As if the client had left: uvicorn logs every other incomplete answer as a fault.
+    cycle.disconnected = True
+    cycle.transport.close()
 
 
 class EdgeHttpProtocol(HttpToolsProtocol):
@@ -433,7 +441,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         transport = _JoinedWrites(self.transport, self.loop, self.edge.state.unread)
         cycle.transport = transport  # type: ignore[assignment]
         scope = cast(Scope, cycle.scope)
-        scope["extensions"] = {GATHER: _Gather(cycle, transport)}
+        scope["extensions"] = {GATHER: _Gather(cycle, transport), CUT: partial(_cut, cycle)}
         super()._start_asgi_task(cycle, app)
 
     def _counted(self, receive: Receive) -> Receive:

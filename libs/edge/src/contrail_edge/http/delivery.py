@@ -1,7 +1,7 @@
 """Sending an answer over ASGI, whole or streamed, and dropping a request body that was not read."""
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import Message, Send
 
@@ -12,6 +12,8 @@ from contrail_link.contract.read import Pieces
 
 GATHER: Final = "contrail.gather"
 """Extension of the ASGI scope: sends the pieces of a body's chunk without joining them."""
+CUT: Final = "contrail.cut"
+"""Extension of the ASGI scope: ends the connection of an answer that stays incomplete."""
 _END: Final[Message] = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
@@ -104,8 +106,20 @@ async def _send_chunks(request: Request, answer: StreamResponse, send: Send) -> 
     await send(_END)
 
 
+def cut(request: Request) -> None:
+    """End the connection, so that the reader notices that the end of the answer is missing."""
+    end = _extension(request, CUT)
+    if end is not None:
+        end()
+
+
+def _extension(request: Request, name: str) -> Any:
+    """Return an extension of the server, or None if it has no such extension."""
+    return request.scope.get("extensions", {}).get(name)
+
+
 async def _send_pieces(request: Request, pieces: Pieces, send: Send) -> None:
-    gather = request.scope.get("extensions", {}).get(GATHER)
+    gather = _extension(request, GATHER)
     if gather is not None:
         await gather(pieces)
         return
