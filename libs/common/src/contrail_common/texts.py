@@ -22,6 +22,8 @@ _CONTINUATION: Final = 0b1000_0000
 
 U32Array = NDArray[np.uint32]
 I64Array = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+"""One element for each of several things: true for those that are meant."""
 
 
 class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 
@@ -90,9 +90,9 @@ class IdHashes:
             self.ids[ID_BYTES * start :], self.low[start:], self.high[start:], self.patterns[start:]
         )
 
-    def present(self) -> NDArray[np.bool_]:
+    def present(self) -> Mask:
         """A mask: true where there is an id, that is, where the hash differs from NO_ID."""
-        found: NDArray[np.bool_] = self.low != 0
+        found: Mask = self.low != 0
         # The first half of a real hash is zero once in 2^64. Only then the second half matters.
         if not found.all():
             found |= np.frombuffer(self.ids, np.uint64)[1::2] != 0

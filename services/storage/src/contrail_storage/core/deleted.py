@@ -10,10 +10,9 @@ from heapq import nsmallest
 from typing import ClassVar, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contrail_common.arrays import distinct
-from contrail_common.texts import I64Array
+from contrail_common.texts import I64Array, Mask
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Writes
@@ -30,10 +29,6 @@ _PAGES_MAX: Final = 1_024
 def _full(size: int) -> bytes:
     """The bitmap of ``size`` deleted sequences; cached, so that full pages share one object."""
     return b"\xff" * (size // 8)
-
-
-Marks = NDArray[np.bool_]
-"""A mask over the sequences of a page: true where the sequence is deleted."""
 
 
 class DeletedSet:
@@ -82,13 +77,14 @@ class DeletedSet:
         self.touched.add(number)
         writes.put(keys.large_key(self.kind, self.shard_id, number), self._pages[number])
 
-    def _marks(self, number: int) -> Marks:
+    def _marks(self, number: int) -> Mask:
+        """The sequences of a page: true where the sequence is deleted."""
         page = self._pages.get(number)
         if page is None:
             return np.zeros(PAGE, np.bool_)
         return np.unpackbits(np.frombuffer(page, np.uint8)).astype(np.bool_)
 
-    def _set(self, number: int, marks: Marks, count: int) -> None:
+    def _set(self, number: int, marks: Mask, count: int) -> None:
         self.total += count - self._counts.get(number, 0)
         self._pages[number] = _full(PAGE) if count == PAGE else np.packbits(marks).tobytes()
         self._counts[number] = count
@@ -161,11 +157,11 @@ class DeletedSet:
                     found.append((first, end - 1))
         return found, numbers[-1] * PAGE if len(numbers) > _PAGES_MAX else None
 
-    def live_mask(self, base_seq: int, count: int) -> NDArray[np.bool_] | None:
+    def live_mask(self, base_seq: int, count: int) -> Mask | None:
         """A mask of the live ones of ``count`` sequences from ``base_seq`` on; None: all are."""
         if not self.total:
             return None
-        mask: NDArray[np.bool_] | None = None
+        mask: Mask | None = None
         for number in range(base_seq // PAGE, (base_seq + count - 1) // PAGE + 1):
             if number not in self._pages:
                 continue
@@ -177,7 +173,7 @@ class DeletedSet:
             mask[low - base_seq : high - base_seq] = ~marks
         return mask
 
-    def are_live(self, seqs: I64Array) -> NDArray[np.bool_]:
+    def are_live(self, seqs: I64Array) -> Mask:
         """A mask of the ``seqs`` that are live. They may be far apart."""
         live = np.ones(len(seqs), np.bool_)
         if not self.total:
@@ -189,7 +185,7 @@ class DeletedSet:
                 live[there] = ~self._marks(number)[seqs[there] % PAGE]
         return live
 
-    def have_page(self, seqs: I64Array) -> Marks:
+    def have_page(self, seqs: I64Array) -> Mask:
         """Which of ``seqs`` lie in a page with a row: any mark that they ever got is known."""
         return np.isin(seqs // PAGE, np.fromiter(self._pages, np.int64, len(self._pages)))
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 
 SUBJECTS_MAX: Final = 100_000
 """Subjects that one list may have; it then takes 1.2 MB."""
@@ -61,10 +60,10 @@ class Pinned:
             sids.append(np.frombuffer(row, np.uint32, count, 8 * count))
         return cls(np.concatenate(seqs), np.concatenate(sids), end_seq) if seqs else None
 
-    def mask(self, seqs: I64Array) -> NDArray[np.bool_]:
+    def mask(self, seqs: I64Array) -> Mask:
         """A mask of the ``seqs`` that are in the list, or at or after ``end_seq``."""
         at = np.minimum(np.searchsorted(self.seqs, seqs), len(self.seqs) - 1)
-        found: NDArray[np.bool_] = (self.seqs[at] == seqs) | (seqs >= self.end_seq)
+        found: Mask = (self.seqs[at] == seqs) | (seqs >= self.end_seq)
         return found
 
     def next(self, seq: int) -> int:

@@ -14,8 +14,9 @@ import numpy as np
 import structlog
 
 from contrail_common.columns.blocks import Block
+from contrail_common.texts import Mask
 from contrail_storage.core.deleted import PAGE
-from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
+from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.changes import take
 from contrail_storage.replica.shard import Shard, in_memory_first
@@ -56,7 +57,7 @@ class _Alive(NamedTuple):
     """A block of the directory, and a mask of its live messages."""
 
     span: BlockSpan
-    live: Live
+    live: Mask
 
     @property
     def messages(self) -> int:

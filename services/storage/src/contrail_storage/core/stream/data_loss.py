@@ -8,10 +8,9 @@ then names another incarnation, an old epoch, or a version that does not exist.
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contrail_common.model import DataLoss
-from contrail_common.texts import I64Array
+from contrail_common.texts import I64Array, Mask
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import RANGES_MAX
@@ -25,8 +24,6 @@ INDEX_STEP: Final = 1 << 24
 NUMBER_STEP: Final = 1 << 16
 """More consumers, epochs of a consumer, or shards than are made between two checkpoints."""
 _CHUNK: Final = 1 << 20
-
-Mask = NDArray[np.bool_]
 
 
 def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Result:

@@ -11,10 +11,10 @@ from typing import ClassVar, Final
 import numpy as np
 
 from contrail_common.arrays import distinct
-from contrail_common.texts import I64Array
+from contrail_common.texts import I64Array, Mask
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.deleted import PAGE, DeletedSet, Marks
+from contrail_storage.core.deleted import PAGE, DeletedSet
 from contrail_storage.core.results import Writes
 
 NO_DEADLINE: Final = INT64_MAX + 1
@@ -98,7 +98,7 @@ class ExemptSet(DeletedSet):
             if left < before:
                 self._replace(number, marks, left, writes)
 
-    def _replace(self, number: int, marks: Marks, count: int, writes: Writes) -> None:
+    def _replace(self, number: int, marks: Mask, count: int, writes: Writes) -> None:
         key = keys.large_key(self.kind, self.shard_id, number)
         self._set(number, marks, count)
         if count:

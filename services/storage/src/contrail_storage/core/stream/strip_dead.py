@@ -3,19 +3,16 @@
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contrail_common.columns.blocks import Block, MessageColumns
 from contrail_common.columns.header_columns import AnyHeaders, HeaderColumns, UniformHeaders
-from contrail_common.texts import I64Array, Texts, gather, lengths_of, offsets_of
+from contrail_common.texts import I64Array, Mask, Texts, gather, lengths_of, offsets_of
 
 GAP: Final = 32
 """Dead messages between two live ones for which a block is cut: as columns they take 640 bytes."""
-Live = NDArray[np.bool_]
-"""Which messages of a block are live."""
 
 
-def strip_dead(block: Block, live: Live) -> Block:
+def strip_dead(block: Block, live: Mask) -> Block:
     """``block`` with neither payload nor values of headers where a message is not ``live``.
 
     It is smaller unless there was nothing to remove. Times and subject numbers stay: columns keep
@@ -27,7 +24,7 @@ def strip_dead(block: Block, live: Live) -> Block:
     return Block(block.base_seq, block.times_ns, block.subject_ids, kept)
 
 
-def strip_dead_columns(columns: MessageColumns, live: Live) -> MessageColumns:
+def strip_dead_columns(columns: MessageColumns, live: Mask) -> MessageColumns:
     """``columns`` with neither payload nor values of headers where a message is not ``live``."""
     lengths = lengths_of(columns.offsets)
     indices = np.flatnonzero(np.repeat(live, lengths))
@@ -40,7 +37,7 @@ def strip_dead_columns(columns: MessageColumns, live: Live) -> MessageColumns:
     )
 
 
-def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
+def _strip_dead_headers(headers: AnyHeaders, live: Mask) -> AnyHeaders | None:
     if not live.any():
         return None
     if isinstance(headers, UniformHeaders):
@@ -66,7 +63,7 @@ def _strip_dead_headers(headers: AnyHeaders, live: Live) -> AnyHeaders | None:
     )
 
 
-def between_live(block: Block, live: Live, gap: int = GAP) -> list[Block]:
+def between_live(block: Block, live: Mask, gap: int = GAP) -> list[Block]:
     """The blocks that remain of ``block`` without most of its dead messages (at least one is live).
 
     They span the first to the last live message, without runs of ``gap`` or more dead messages. The
@@ -79,7 +76,7 @@ def between_live(block: Block, live: Live, gap: int = GAP) -> list[Block]:
     return [_part(block, live, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def _part(block: Block, live: Live, start: int, stop: int) -> Block:
+def _part(block: Block, live: Mask, start: int, stop: int) -> Block:
     part = Block(
         block.base_seq + start,
         block.times_ns[start:stop].copy(),
