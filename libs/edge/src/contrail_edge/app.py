@@ -336,7 +336,7 @@ class EdgeApp:
             detail = "the ticket was already used, or issued before the server started"
             raise ApiError(errors.UNAUTHENTICATED, detail, applied=False)
 
-    # The application -----------------------------------------------------------------------------
+    # Requests ------------------------------------------------------------------------------------
     def _preflight(self, request: Request) -> Response | None:
         """Return the answer to a CORS preflight request, which has no token, or None."""
         answer = self.state.cors.preflight(request.method, request.headers)

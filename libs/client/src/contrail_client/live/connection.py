@@ -144,7 +144,7 @@ class AsyncConnection:
         """The stream as it is now, read over HTTP; raises ContrailError."""
         return await self._transport.run(streams.get(stream))
 
-    # Its own life --------------------------------------------------------------------------------
+    # The socket ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Send pending frames for up to 2 s and close the socket; the participants fail."""

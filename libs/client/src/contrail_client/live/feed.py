@@ -181,7 +181,7 @@ class Feed(Generic[T]):
         self._connection.detach(self._sid)
         self._finish(error)
 
-    # What kinds of subscriptions differ in -------------------------------------------------------
+    # For subclasses ------------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
         """Call `_request`, now or soon: a socket is open."""
@@ -209,8 +209,6 @@ class Feed(Generic[T]):
 
     def _unsubscribe_frame(self, number: int) -> Unsub:
         return Unsub(id=number, sid=self._sid)
-
-    # Itself --------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
         if not self._attached:

@@ -277,8 +277,6 @@ class AsyncPublisher:
         for turn in self._waiting:
             turn.set()
 
-    # Itself --------------------------------------------------------------------------------------
-
     def _attach(self) -> None:
         if self._end is not None:
             raise self._end

@@ -118,8 +118,6 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
             if kind in ("ack", "term"):
                 self._drop_unread(delivered.place)
 
-    # For the connection --------------------------------------------------------------------------
-
     def take(self, max_bytes: int) -> Sequence[ClientFrame]:
         """As `Participant.take`."""
         if not self._subscribed:  # until then the server cannot check the tokens
@@ -137,8 +135,6 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
                 self._settling.add(each)
         self._awaited.clear()
         super().disconnected(error)
-
-    # As a kind of feed ---------------------------------------------------------------------------
 
     def _subscribe(self) -> None:
         self._request(
@@ -172,8 +168,6 @@ class AsyncSubscription(Feed[AsyncPushedMessage]):
         while self._settling and self._subscribed and self._end is None:
             self._settled.clear()
             await self._settled.wait()
-
-    # Itself --------------------------------------------------------------------------------------
 
     def _put(self, settlement: Settlement[Waiter]) -> None:
         self._settling.add(settlement)

@@ -163,7 +163,7 @@ class EdgeSocket(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None  # the next look for life
         self._cut: asyncio.TimerHandle | None = None  # aborts a peer that does not close
 
-    # Beginning and end ---------------------------------------------------------------------------
+    # Opening and closing -------------------------------------------------------------------------
     def begin(
         self,
         transport: asyncio.Transport,
@@ -469,7 +469,7 @@ class EdgeSocket(asyncio.Protocol):
         """End the waits of ``wait_writable``, because the peer has read enough."""
         self._writable.set()
 
-    # Life ----------------------------------------------------------------------------------------
+    # Silent peers --------------------------------------------------------------------------------
     def _look_for_life(self) -> None:
         """Ping a silent peer. If it was pinged before and is still silent, it is dead."""
         # While reading is paused, silence says nothing about the peer.

@@ -136,7 +136,7 @@ class Channel:
         # The task that connects, watches the connection, and connects again; None before `start`.
         self._task: asyncio.Task[None] | None = None
 
-    # Life ----------------------------------------------------------------------------------------
+    # Connecting ----------------------------------------------------------------------------------
     def start(self) -> None:
         """Connect, and connect again after each loss, until ``close``."""
         self._task = asyncio.create_task(self._keep_connected())

@@ -47,7 +47,7 @@ class FramedConnection(asyncio.Protocol):
         # Aborts a handshake that takes too long.
         self._handshake_timer: asyncio.TimerHandle
 
-    # Callbacks of the ends -----------------------------------------------------------------------
+    # For subclasses ------------------------------------------------------------------------------
     def on_open(self) -> None:
         """Begin to use the connection: the handshake is done."""
         raise NotImplementedError

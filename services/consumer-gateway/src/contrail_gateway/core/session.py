@@ -100,7 +100,7 @@ class Session:
         # Time of the last frame; a draining socket waits for silence.
         self._heard_ns = now_ns
 
-    # Who -----------------------------------------------------------------------------------------
+    # Authentication ------------------------------------------------------------------------------
     def heard(self, frame: ClientFrame, now_ns: int) -> None:
         """Note that a frame arrived. Raises UnauthenticatedError if it must be ``connect``."""
         self._heard_ns = now_ns
@@ -229,7 +229,6 @@ class Session:
             for one in due
         ]
 
-    # The end -------------------------------------------------------------------------------------
     def quiet(self, now_ns: int) -> bool:
         """Return True if a draining socket can close.
 

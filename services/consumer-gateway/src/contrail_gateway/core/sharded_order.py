@@ -39,7 +39,6 @@ class ShardedOrder:
         self._consumer_seqs = [one.delivered.consumer_seq + 1 for one in consumer.shards]
         self._covered = [0] * len(self._next_seqs)
 
-    # Order ---------------------------------------------------------------------------------------
     def in_order(self, deliveries: Sequence[Delivery]) -> bool:
         """Return True if these continue the sequences of each shard.
 
@@ -65,7 +64,6 @@ class ShardedOrder:
             self._next_seqs[shard] = one.message.seq + 1
             self._consumer_seqs[shard] = one.consumer_seq + 1
 
-    # Losses --------------------------------------------------------------------------------------
     def look_at(self, stream: StreamInfo) -> None:
         """Keep the current state of the stream's shards."""
         self._states = stream.shards
@@ -97,7 +95,6 @@ class ShardedOrder:
         """Note the current end of the stream, which the next empty pull will have looked at."""
         self._covered = [state.last_seq for state in self._states]
 
-    # Going on ------------------------------------------------------------------------------------
     def sent(self, deliveries: Sequence[Delivery]) -> None:
         """Record that these were sent to the client."""
         for one in deliveries:

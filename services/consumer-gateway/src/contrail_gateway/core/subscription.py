@@ -92,7 +92,7 @@ class Subscription:
         self.batch_bytes_max = min(config.max_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
         self.expires_max_ns = config.max_expires_ns
 
-    # Asking --------------------------------------------------------------------------------------
+    # Pulling -------------------------------------------------------------------------------------
     def wanted(self) -> PullTerms | None:
         """Return the terms of the next pull, or None if there is no credit for a message."""
         credit = self.credit

@@ -95,7 +95,7 @@ class Feed:
         # Runs `_run`, from the creation of the consumer to the end of the subscription.
         self._task = asyncio.create_task(self._run())
 
-    # The client's side ---------------------------------------------------------------------------
+    # For the session -----------------------------------------------------------------------------
     def more(self) -> None:
         """Wake the pump: credit was added."""
         self._more.set()
@@ -115,7 +115,7 @@ class Feed:
         self._drained = False  # nobody is left to acknowledge
         self._task.cancel()
 
-    # From beginning to end -----------------------------------------------------------------------
+    # Life cycle ----------------------------------------------------------------------------------
     async def _run(self) -> None:
         try:
             if await self._begin():

@@ -142,7 +142,7 @@ class SocketSession:
         if not opening.authenticated:
             self._connect_by = self._loop.call_later(state.settings.connect_s, self._too_late)
 
-    # The socket's side ---------------------------------------------------------------------------
+    # For the socket ------------------------------------------------------------------------------
     def received(self, message: bytes) -> Steps[None] | None:
         """Handle the frames of a message, or return the steps that do so if that may take long."""
         try:
@@ -234,7 +234,7 @@ class SocketSession:
             CloseCode.UNAUTHENTICATED, "the first frame must be connect with a token"
         )
 
-    # The feeds' side -----------------------------------------------------------------------------
+    # For the feeds -------------------------------------------------------------------------------
     def send(self, frame: ServerFrame) -> None:
         self._socket.send(self._codec.encode(frame))
 
@@ -434,7 +434,7 @@ class SocketSession:
         Watch: _watch,
     }
 
-    # Silence -------------------------------------------------------------------------------------
+    # Heartbeats ----------------------------------------------------------------------------------
     def _watch_silence(self) -> None:
         """Send due heartbeats. Look again four times per interval while there are feeds."""
         if self._beat is not None:

@@ -252,7 +252,6 @@ class _Forwarding:
         finally:
             piece.cancel()
 
-    # End -----------------------------------------------------------------------------------------
     def end(self) -> None:
         """Keep the connection if the request and its answer are complete; otherwise end it."""
         exchange = self._exchange

@@ -59,7 +59,7 @@ class AdvisoryHub:
         # Done at the next advisory; shared by all waiting readers. None while nobody waits.
         self._news: asyncio.Future[None] | None = None
 
-    # Telling -------------------------------------------------------------------------------------
+    # Notifying -----------------------------------------------------------------------------------
 
     def notify(self, advisories: list[Advisory], time_ns: int, stream: str = "") -> None:
         """Keep what happened at ``time_ns``; ``stream`` is for advisories that name none."""
