@@ -55,6 +55,7 @@ class AckTokens:
     ) -> Callable[[int, int], str]:
         """Return a function that makes a token from sequence and attempt, for one consumer."""
         address = _ADDRESS.pack(len(self._account), shard_id, consumer_id, epoch) + self._account
+        # All tokens of the consumer begin in the same way, so that part is hashed once.
         begun = _mac(self._keys[0], stream, consumer)
         begun.update(address)
 

@@ -141,6 +141,7 @@ def normalise_stream(
     config = StreamConfig(
         name=name,
         description=draft.get("description", ""),
+        # As in JetStream, a stream without subjects captures its own name.
         subjects=_stream_subjects(rules, draft.get("subjects", ()) or (name,)),
         retention=draft.get("retention", "limits"),
         storage=draft.get("storage", "file"),
@@ -164,6 +165,7 @@ def normalise_stream(
         subject_delete_marker_ttl_ns=marker_ttl_ns,
         allow_atomic=draft.get("allow_atomic", False),
         compression=_compression(draft.get("compression", "none")),
+        # JetStream's clients send 0 for a field that is not set.
         first_seq=rules.at_least_zero("first_seq", draft.get("first_seq", 1)) or 1,
         consumer_limits=_consumer_limits(rules, draft.get("consumer_limits", ConsumerLimits())),
         metadata=_metadata(draft.get("metadata", {})),
@@ -222,9 +224,11 @@ def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProb
     """Return why ``new`` must not replace ``old``, or None if it may."""
     if not may_become(old.retention, new.retention):
         return _frozen("retention", "cannot be changed to or from workqueue")
+    # What is stored depends on these: its place, its numbers, and the keys that open it.
     for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
         if getattr(old, field) != getattr(new, field):
             return _frozen(field, "cannot be changed")
+    # These are promises about stored messages, so they cannot be withdrawn.
     for field in ("sealed", "deny_delete", "deny_purge"):
         if getattr(old, field) and not getattr(new, field):
             return _frozen(field, "cannot be set back to false")
@@ -293,6 +297,7 @@ def _check_shards(rules: "_Rules", config: StreamConfig) -> None:
             "cannot be set for a stream with more than one shard: each shard has its own sequence",
         )
     for field in ("max_msgs", "max_bytes"):
+        # Otherwise the share of some shards would be 0, and they could store nothing.
         if 0 < getattr(config, field) < config.shards:
             rules.refuse(
                 field,
@@ -305,8 +310,10 @@ def _check_erasure(rules: "_Rules", config: StreamConfig) -> None:
     if config.erasure != "subject_key":
         return
     if config.storage == "memory":
+        # Subject keys protect copies outside the server; a stream in memory has none.
         rules.refuse("erasure", "subject_key is only for streams with file storage")
     if config.compression != "none":
+        # Encrypted payloads do not get smaller.
         rules.refuse("compression", "must be none when erasure is subject_key")
 
 
@@ -318,6 +325,7 @@ def _duplicate_window(rules: "_Rules", draft: StreamDraft, max_age_ns: int) -> i
         rules.refuse("duplicate_window", "must not be longer than max_age")
     if window_ns:
         return window_ns
+    # A given window that is too long is refused above; the default gives way to max_age.
     default_ns = min(model.DUPLICATE_WINDOW_NS, max_age_ns or model.DUPLICATE_WINDOW_NS)
     return rules.rewritten("duplicate_window", "duplicate_window_ns", 0, default_ns)
 
@@ -367,6 +375,7 @@ def normalise_consumer(draft: ConsumerDraft, *, pedantic: bool = False) -> Consu
     max_deliver = rules.unlimited("max_deliver", draft.get("max_deliver", -1))
     if any(delay_ns < 0 for delay_ns in backoff_ns):
         rules.refuse("backoff", "a delay must not be negative")
+    # The last delays could never apply.
     if 0 < max_deliver < len(backoff_ns):
         rules.refuse(
             "backoff", "must not have more delays than max_deliver", errors.BACKOFF_INVALID
@@ -457,6 +466,7 @@ def _check_filters(rules: "_Rules", filters: tuple[str, ...]) -> None:
     if "" in filters:
         rules.refuse("filter_subjects", "a filter is empty", errors.FILTER_EMPTY)
     rules.subject_filters("filter_subjects", filters)
+    # As in JetStream, filters may overlap in part, but none may be contained in another.
     for one, other in overlapping_pairs(filters):
         if contains(one, other) or contains(other, one):
             rules.refuse(
@@ -486,12 +496,14 @@ def _check_start(draft: ConsumerDraft, filters: tuple[str, ...]) -> None:
 def _ack_wait(rules: "_Rules", draft: ConsumerDraft, backoff_ns: tuple[int, ...]) -> int:
     given_ns = rules.at_least_zero("ack_wait", draft.get("ack_wait_ns", 0))
     if backoff_ns:
+        # As in JetStream, the first delay replaces ack_wait.
         return rules.rewritten("ack_wait", "ack_wait_ns", given_ns, backoff_ns[0])
     return rules.rewritten("ack_wait", "ack_wait_ns", given_ns, given_ns or model.ACK_WAIT_NS)
 
 
 def _max_ack_pending(rules: "_Rules", draft: ConsumerDraft) -> int:
     given = draft.get("max_ack_pending", 0)
+    # Without acknowledgements nothing is ever pending, so the limit would have no effect.
     if draft.get("ack_policy") == "none" and given > 0:
         rules.refuse("max_ack_pending", "cannot be set when ack_policy is none")
     if given < 0:
@@ -575,6 +587,7 @@ class _Rules:
 def _check_name(name: str, invalid: ErrorSpec, separated: ErrorSpec) -> None:
     problem = name_problem(name)
     if problem is not None:
+        # JetStream has an error of its own for path separators, and clients may depend on it.
         spec = invalid if PATH_SEPARATORS.isdisjoint(name) else separated
         raise _invalid(spec, "name", problem)
 

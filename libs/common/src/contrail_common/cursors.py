@@ -36,6 +36,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Cursor)
 
 def read_cursor(text: str) -> Cursor:
     """Return the cursor with this ``text``; raise ValueError if it is invalid."""
+    # The URL-safe decoder of Python skips invalid characters, so one cursor would have many texts.
     padded = text.translate(_FROM_URL) + "=" * (-len(text) % 4)
     try:
         return _decoder.decode(base64.b64decode(padded, validate=True))

@@ -105,6 +105,7 @@ def shard_of_filter(pattern: str, shards: int, shard_by: tuple[int, ...] = ()) -
                 return None
         elif open_ended:
             return None
+    # Only the tokens that `shard_by` names are hashed, and all of them are literal here.
     return shard_of(pattern, shards, shard_by) if shard_by else None
 
 

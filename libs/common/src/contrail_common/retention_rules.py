@@ -27,9 +27,11 @@ def kind_problem(config: ConsumerConfig, retention: Retention) -> RetentionProbl
     if retention != "workqueue":
         return None
     if config.ack_policy != "explicit":
+        # An acknowledgement removes the message, so each message needs its own.
         message = "must be explicit on a workqueue stream"
         return RetentionProblem(errors.WORKQUEUE_ACKS, "ack_policy", message)
     if config.deliver_policy != "all":
+        # Messages before a later start would belong to no consumer, and stay for ever.
         message = "must be all on a workqueue stream"
         return RetentionProblem(errors.WORKQUEUE_DELIVER_ALL, "deliver_policy", message)
     return None
@@ -64,6 +66,8 @@ def collision(
     field = "filter_subjects"
     for other in others:
         if not config.filter_subjects:
+            # Without a filter, every message belongs to this consumer, and none is left for
+            # another.
             message = f"is required because consumer {other.name} exists"
             return RetentionProblem(errors.WORKQUEUE_UNFILTERED, field, message)
         theirs = other.filter_subjects or (">",)

@@ -70,6 +70,7 @@ def format_duration(duration_ns: int) -> str:
     """Return the canonical form: an integer and the largest unit that divides it, ``"90s"``."""
     if duration_ns == 0:
         return "0s"
+    # No fractions: they would have to be rounded, and the same duration could have two texts.
     for unit in _CANONICAL:
         if duration_ns % _UNITS[unit] == 0:
             return f"{duration_ns // _UNITS[unit]}{unit}"
@@ -100,6 +101,7 @@ def parse_time(text: str) -> int:
         )
     date, clock, fraction, offset = match.groups()
     offset = "+00:00" if offset in "Zz" else offset
+    # A datetime has only microseconds, so the fraction is added as an integer.
     delta = datetime.fromisoformat(f"{date}T{clock}{offset}") - datetime(1970, 1, 1, tzinfo=UTC)
     seconds = delta.days * 86_400 + delta.seconds
     total = seconds * NS_PER_S + int((fraction or "0").ljust(9, "0"))

@@ -258,6 +258,7 @@ class Block:
     def stored_bytes(self) -> int:
         """Bytes of the stored form without compression."""
         columns = self.columns
+        # A message takes 8 bytes for its time and 4 for its subject number.
         size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
         if columns.headers is not None:
             size += sum(map(len, _header_parts(columns.headers)))
@@ -357,8 +358,8 @@ def encode_block(block: Block, replication_index: int, codec: BlockCodec | None 
             len(body),
             0,
             plain_crc,
-            bytes(8),
-            0,
+            bytes(8),  # reserved
+            0,  # the checksum, which covers the rest of the header and is set below
             flags,
             0,
             replication_index,

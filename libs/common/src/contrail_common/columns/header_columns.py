@@ -31,9 +31,13 @@ from contrail_common.texts import (
 )
 
 HEADER_NAME_MAX: Final = 128
+# A name must not end with an asterisk: in HTTP, `Msg-Header-<Name>*` is an encoded value (RFC
+# 8187).
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{0,127}[!#$%&'+.^_`|~0-9A-Za-z-]")
+# These would end a header line of HTTP, and let a value forge the next one.
 BAD_HEADER_VALUE: Final = re.compile(r"[\x00\r\n]")
 
+# As in NATS, where a header is a line: the colon, the space and the line break count too.
 _VALUE_OVERHEAD = 4
 _BAD_VALUE_BYTES: Final = re.compile(rb"[\x00\r\n]")
 
