@@ -34,6 +34,7 @@ _UNTOLD: Final = frozenset({BYTES_TYPE, b"application/x-www-form-urlencoded", b"
 _PLAIN_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)?")
 _EXTENDED: Final = re.compile(rb"(?i:utf-8)'[A-Za-z0-9-]*'((?:[\x21-\x24\x26\x2b\x2d\x2e\x30-\x39"
                               rb"\x41-\x5a\x5e-\x7a\x7c\x7e]|%[0-9A-Fa-f]{2})*)")  # fmt: skip
+# The `attr-char` of RFC 8187, besides letters and digits.
 _EXTENDED_SAFE: Final = "!#$&+-.^_`|~"
 _METADATA: Final = frozenset(
     {"nats-stream", "nats-subject", "nats-sequence", "nats-time-stamp", "nats-last-sequence"}

@@ -129,6 +129,7 @@ _DRAFT_KEYS: Final = {
     **{
         name: name
         for name in ConsumerDraft.__annotations__
+        # Two fields of the body give the filters: see `_filters`.
         if name in ConsumerConfigBody.model_fields and name != "filter_subjects"
     },
     "opt_start_time": "opt_start_time_ns",
@@ -295,6 +296,8 @@ def config_json(config: ConsumerConfig) -> ConsumerConfigJson:
         backoff=[format_duration(delay_ns) for delay_ns in config.backoff_ns],
         filter_subject=config.filter_subjects[0] if len(config.filter_subjects) == 1 else None,
         filter_subjects=config.filter_subjects,
+        # Fields of missing features are shown with their defaults, so that a client can send the
+        # configuration back.
         replay_policy="instant",
         rate_limit_bps=0,
         sample_freq="",

@@ -208,6 +208,7 @@ class ConsumerRoutes:
         name = config.name or config.durable_name or ""
         _check_durable_name(config, name)
         durable = bool(name) and not _is_ephemeral(config)
+        # Random, so that no two clients share an ephemeral consumer by accident.
         named = config.model_copy(update={"name": name or secrets.token_hex(_EPHEMERAL_NAME_BYTES)})
         complete = normalise_consumer(consumer_draft(named, durable=durable), pedantic=pedantic)
         try:
@@ -252,6 +253,7 @@ class ConsumerRoutes:
         async def read_and_write() -> ConsumerInfo:
             current = await self._link.consumer_info(stream, consumer)
             wanted.check(current.version)
+            # The version makes sure that no change of another caller in between is lost.
             config, durable = _patched(current.config, patch), current.config.durable
             complete = _normalised(config, consumer, durable=durable, pedantic=pedantic)
             info, _ = await self._link.put_consumer(stream, complete, "put", current.version, False)

@@ -13,6 +13,7 @@ from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.responses import JSON, Response
 from contrail_link.contract.publish import PublishAck
 
+# The first is the limit of JetStream. The second keeps the batch within one log entry.
 MESSAGES_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
 _encode: Final = msgspec.json.Encoder().encode

@@ -236,6 +236,7 @@ class StreamRoutes:
         try:
             info, created = await self._link.put_stream(complete, "create", None, False)
         except ApiError as error:
+            # If it was deleted in the meantime, there is no configuration to compare with.
             if error.spec is not errors.STREAM_EXISTS or await self._version(config.name) is None:
                 raise
             # Name the fields that differ: the program probably has an old configuration.
@@ -268,6 +269,7 @@ class StreamRoutes:
         async def read_and_write() -> StreamInfo:
             current = await self._link.stream_info(stream)
             wanted.check(current.version)
+            # The version makes sure that no change of another caller in between is lost.
             config = _patched(current.config, patch)
             _check_name(config, stream)
             complete = self._normalised(config, pedantic=pedantic)

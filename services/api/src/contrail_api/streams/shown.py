@@ -205,6 +205,8 @@ def config_json(config: StreamConfig) -> StreamConfigJson:
         max_consumers=config.max_consumers,
         duplicate_window=format_duration(config.duplicate_window_ns),
         num_replicas=config.num_replicas,
+        # Fields of missing features are shown with their defaults, so that a client can send the
+        # configuration back.
         placement=None,
         mirror=None,
         sources=[],
@@ -246,6 +248,7 @@ def info_json(info: StreamInfo) -> StreamInfoJson:
         config=config_json(info.config),
         created=format_time(info.created_ns),
         state=_state_json(info.state),
+        # One node stores the stream, so there are no other copies to show.
         cluster=ClusterJson(info.leader, []),
         shards=[_state_json(state) for state in info.shards] or msgspec.UNSET,
         data_loss=_loss_json(info.data_loss) if info.data_loss else msgspec.UNSET,
