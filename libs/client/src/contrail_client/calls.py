@@ -210,6 +210,7 @@ def problem_of(document: Problem) -> ContrailError:
 
 
 def _to_error(problem: Problem, answer: Answer) -> ApiProblem:
+    # The header may also be a date, which this server never sends.
     retry_after = answer.headers.get("retry-after", "")
     return api_problem(
         problem.status or answer.status,
@@ -271,6 +272,7 @@ class Retries:
     def backoff_s(self, attempt: int, chance: float) -> float:
         """The pause after failed attempt number `attempt` if the server does not ask for one."""
         pause = min(self.longest_pause_s, self.first_pause_s * 2.0 ** (attempt - 1))
+        # Half of the pause is certain, so that a busy server gets its break; the rest is random.
         return pause * (0.5 + chance / 2)
 
 

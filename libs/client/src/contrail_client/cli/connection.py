@@ -52,6 +52,7 @@ class Session:
 
     def connect(self, **options: Any) -> Contrail:
         """Make another client of the same server, with other options than `client`."""
+        # An empty token, because None would make the client read CONTRAIL_TOKEN.
         return Contrail(self.context.url, token=self.context.token or "", **options)
 
 
@@ -74,6 +75,8 @@ def client_command(app: typer.Typer, name: str) -> Callable[[Work[P]], Work[P]]:
             with Contrail(context.url, token=context.token or "") as client:
                 command(Session(client, context, as_json), **own)  # type: ignore[call-arg]
 
+        # Typer makes an option of each parameter in the signature, so the shared ones have to be
+        # there.
         shared = [
             each
             for each in inspect.signature(run).parameters.values()

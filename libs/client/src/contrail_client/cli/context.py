@@ -40,6 +40,7 @@ def read_context(
     table = _read_table(config)
     token = _token(token_file, environ, table, config)
     address = url or environ.get("CONTRAIL_URL") or table.get("url")
+    # An address that was given for this command must never get the token of another server.
     context = None if address else saved.in_use(environ)
     if context is None:
         return Context(address or DEFAULT_URL, token)
@@ -68,6 +69,7 @@ def _token(
             return token
         if config is None or "token_file" not in table:
             return None
+        # Relative to the file, so that it does not matter where the command is run.
         file = config.parent / table["token_file"]
     return _read_token(file)
 

@@ -84,11 +84,13 @@ def remove(environ: Mapping[str, str], name: str) -> None:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
+    # The place that the XDG Base Directory Specification defines.
     base = environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "contrail"
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path:
+    # A leading dot is that of a draft, see `_replace`.
     if not name or name.startswith(".") or not _FORBIDDEN.isdisjoint(name):
         raise ValueError(f"{name!r} is not a valid context name")
     return _folder(environ) / "contexts" / f"{name}.json"

@@ -174,6 +174,7 @@ class Feed(Generic[T]):
         self._subscribed = False
         self._control.clear()
         self._cancel_retry()
+        # An unsubscribe that was sent gets no answer any more, and nothing else will come either.
         self._left()
 
     def failed(self, error: ContrailError) -> None:

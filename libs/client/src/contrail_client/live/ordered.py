@@ -32,6 +32,7 @@ def begin_at(start: Start) -> Begin:
     match start:
         case datetime():
             return Begin("by_start_time", opt_start_time=time_text(start))
+        # In Python, True is an integer.
         case bool():
             raise ValueError(f"{start!r} is not a valid start")
         case int() if start > 0:

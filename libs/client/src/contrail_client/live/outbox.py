@@ -143,6 +143,7 @@ class Outbox(Generic[T]):
         if not (isinstance(error, ApiProblem) and error.applied is False):
             found.maybe_stored = True
         elif not found.maybe_stored:
+            # No attempt had an effect, so the time for retries starts with the next one.
             found.first_sent_s = None
         if found.troubled_since_s is None:
             found.troubled_since_s = now_s
@@ -191,6 +192,7 @@ class Outbox(Generic[T]):
         if each.troubled_since_s is not None and now_s - each.troubled_since_s >= self._patience_s:
             return True
         sent_s = each.first_sent_s
+        # Later, the stream may have forgotten the id, and would store the message a second time.
         return each.maybe_stored and sent_s is not None and now_s - sent_s >= self._retry_s
 
 

@@ -81,6 +81,7 @@ class Settling(Generic[T]):
         groups: dict[tuple[Any, ...], list[Settlement[T]]] = {}
         for at, each in enumerate(self._waiting):
             own = at if each.alone else None
+            # Those that somebody waits for have frames of their own: only these need an answer.
             key = (each.kind, each.option, each.about is not None, own)
             groups.setdefault(key, []).append(each)
         self._waiting.clear()
@@ -96,6 +97,7 @@ class Settling(Generic[T]):
         first = group[0]
         held = {each.seq for each in group if each.seq in self._held}
         tokens = [each.token for each in group if each.seq not in held]
+        # A message in progress still awaits its acknowledgement.
         if first.kind != "in_progress":
             self._held -= held
         seqs, ranges = _runs(held)

@@ -54,6 +54,7 @@ def create(stream: str, name: str | None, config: ConsumerConfig) -> Call[Consum
     if name is not None:
         path_of("streams", stream, "consumers", name)  # refuses names that no path can have
         body["name"] = name
+    # Without a name, each attempt would create another consumer.
     named = bool(body.get("name") or body.get("durable_name"))
     path = path_of("streams", stream, "consumers")
     return call("POST", path, _info, json=body, repeatable=named)

@@ -71,6 +71,7 @@ class EventReader:
                 self._fields[name] = value
                 continue
             fields, self._fields = self._fields, {}
+            # As in the HTML standard, an event without an id leaves the position as it is.
             self._last_id = fields.get(b"id", self._last_id.encode()).decode()
             if b"data" in fields and fields.get(b"event") != _GONE:
                 found.append(_event(fields[b"data"]))

@@ -130,7 +130,9 @@ class MessageReader:
         """The messages that `chunk` completes; UnexpectedAnswer if the body is not a replay."""
         if self._ended and chunk:
             raise UnexpectedAnswer("the replay continued after its end mark")
+        # A chunk may end within a line: the rest of it comes with the next one.
         complete, _, self._tail = (self._tail + chunk).rpartition(b"\n")
+        # The end mark is a line of its own, and nothing may follow it.
         before, _, last = complete.rpartition(b"\n")
         end = _end_mark(last)
         try:

@@ -40,6 +40,7 @@ def create(name: str, config: StreamConfig) -> Call[StreamInfo]:
     """Create a stream; an existing one with an identical configuration is returned."""
     path_of("streams", name)  # refuses names that no path can have
     body = {**config, "name": name}
+    # The server answers an identical stream as if it had been created, so twice is like once.
     return call("POST", path_of("streams"), _info, json=body, repeatable=True)
 
 

@@ -68,7 +68,11 @@ class Options:
     def timeout(self, wait_s: float) -> httpx.Timeout:
         """The timeouts of one request, which the server may hold for `wait_s`."""
         return httpx.Timeout(
-            connect=CONNECT_S, read=self.timeout_s + wait_s, write=self.timeout_s, pool=None
+            # No limit for the wait for a free connection: the requests that hold one have timeouts.
+            connect=CONNECT_S,
+            read=self.timeout_s + wait_s,
+            write=self.timeout_s,
+            pool=None,
         )
 
 

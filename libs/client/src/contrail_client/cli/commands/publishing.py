@@ -137,6 +137,8 @@ def publish(
                 each.subject, each.payload, headers=each.headers, msg_id=msg_id
             )
     elif many:
+        # A template may fill in other subjects later. Their stream is taken to be that of the
+        # first.
         with _publisher(session, fill(subject, 1), outstanding, retry_for) as publisher:
             _publish_many(session, publisher, messages, count, outstanding)
     else:

@@ -56,6 +56,7 @@ def _flags_of(service: Service | None, **instead: Any) -> Callable[[F], F]:
     ]
 
     def give(command: F) -> F:
+        # Typer makes an option of each parameter in the signature, and none of `**flags`.
         own = [*inspect.signature(command).parameters.values()][:-1]
         first = [each for each in own if each.kind is not inspect.Parameter.KEYWORD_ONLY]
         parameters = [*first, *flags, *own[len(first) :]]
