@@ -110,7 +110,7 @@ def test_killed_around_the_end_has_all_or_nothing(
             assert is_whole(reader) or not answered
 
 
-def test_killed_behind_the_answer_has_the_stream(tmp_path: Path, archive: bytes) -> None:
+def test_killed_after_the_answer_has_the_stream(tmp_path: Path, archive: bytes) -> None:
     with ServerProcess(tmp_path / "data") as server:
         with Contrail(server.url) as client:
             client.restore("S", pieces(archive))

@@ -216,7 +216,7 @@ def test_client_that_leaves_a_forwarded_pull_leaves_no_one_waiting(split: SplitS
     wait_until(lambda: waiting_pulls(split) == 0)
 
 
-def test_api_that_is_told_to_stop_answers_what_waits_and_what_is_under_way(
+def test_api_that_is_asked_to_stop_answers_what_waits_and_what_is_under_way(
     split: SplitServers, pool: ThreadPoolExecutor
 ) -> None:
     api, other = split.apis

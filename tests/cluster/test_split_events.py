@@ -39,7 +39,7 @@ def until_lost(events: Listener) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_listeners_are_told_that_storage_is_away_and_go_on_behind_it(
+def test_listeners_learn_that_storage_is_away_and_continue_after_it(
     split: SplitServers, end: str
 ) -> None:
     with ExitStack() as opened, split.client() as client:

@@ -60,7 +60,9 @@ def exposed(answer: httpx.Response) -> set[str]:
 
 @pytest.mark.long
 @each("path", ["/v1/streams/B", "/v1/subjects/b.a/messages", "/v1/nowhere"])
-def test_page_is_told_what_it_may_send(listed: ServerProcess | SplitServers, path: str) -> None:
+def test_preflight_lists_what_a_page_may_send(
+    listed: ServerProcess | SplitServers, path: str
+) -> None:
     asked = {
         "origin": ORIGIN,
         "access-control-request-method": "PUT",
@@ -79,7 +81,7 @@ def test_page_is_told_what_it_may_send(listed: ServerProcess | SplitServers, pat
 
 
 @each("origin", ["https://evil.example", "null", f"{ORIGIN}.evil.example"])
-def test_page_of_another_origin_is_told_nothing(
+def test_page_of_another_origin_gets_no_cors_headers(
     listed: ServerProcess | SplitServers, origin: str
 ) -> None:
     with listed.client() as client:

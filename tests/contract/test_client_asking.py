@@ -60,7 +60,7 @@ def answered(shell: Shell, answer: bytes | signal.Signals) -> tuple[int, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", DESTRUCTIVE, ids=lambda each: " ".join(each[:2]))
-def test_without_a_terminal_it_is_refused_unless_told_yes(
+def test_without_a_terminal_it_is_refused_unless_confirmed_by_an_option(
     shell: Shell, arguments: tuple[str, ...]
 ) -> None:
     command = [each.format(stream=shell.stream) for each in arguments]
@@ -97,7 +97,7 @@ def test_yes_at_the_question_removes_and_says_what(shell: Shell) -> None:
         assert shell.stream not in [info.name for info in client.list_streams()]
 
 
-def test_what_was_removed_is_told(shell: Shell) -> None:
+def test_removed_objects_are_listed(shell: Shell) -> None:
     [consumer] = shell.json("consumer", "rm", shell.stream, "c", "--yes")
     assert consumer == {
         "removed": "c",

@@ -154,7 +154,7 @@ def test_one_message_is_published(shell: Shell) -> None:
     assert stored["data"] == "\x00two\n"
 
 
-def test_many_messages_are_published_and_each_ack_is_told(shell: Shell) -> None:
+def test_many_messages_are_published_and_each_ack_is_reported(shell: Shell) -> None:
     subject = f"{shell.stream}.a"
     acks = shell.json("pub", subject, "x", "--count", "300", "--outstanding", "7")
     assert [ack["seq"] for ack in acks] == list(range(1, 301))
@@ -192,7 +192,7 @@ def test_subscription_prints_what_is_pushed_and_acknowledges_it(shell: Shell) ->
     assert (info["num_pending"], info["num_ack_pending"]) == (0, 0)
 
 
-def test_reading_without_a_consumer_is_in_order_from_where_it_is_told(shell: Shell) -> None:
+def test_reading_without_a_consumer_is_in_order_from_the_given_start(shell: Shell) -> None:
     name = shell.stream
     shell.fill(9)
     found = shell.json("sub", name, "--start", "4", "--filter", f"{name}.2", "--count", "2")
@@ -204,7 +204,7 @@ def test_reading_without_a_consumer_is_in_order_from_where_it_is_told(shell: She
     assert shell.run("sub", name, "--start", since, "--count", "1", "--raw") == "1\n"
 
 
-def test_gap_is_told_beside_the_messages(shell: Shell) -> None:
+def test_gap_is_reported_beside_the_messages(shell: Shell) -> None:
     shell.fill(5)
     shell.run("stream", "purge", shell.stream, "--up-to-seq", "4", "--yes")
     result = shell.try_("sub", shell.stream, "--start", "1", "--count", "2", "--raw")
@@ -291,7 +291,7 @@ def test_bad_token_is_refused_and_a_good_one_is_read_from_the_file(tmp_path: Pat
         assert shell.run("stream", "ls", "--config", str(config), "--json") == ""
 
 
-def test_reader_that_goes_away_ends_it_quietly(shell: Shell) -> None:
+def test_reader_that_leaves_ends_it_quietly(shell: Shell) -> None:
     shell.fill(500)
     with shell.process("sub", shell.stream, "--start", "all", "--json") as running:
         assert running.stdout is not None
@@ -311,7 +311,7 @@ def wait_acknowledged(shell: Shell, consumer: str) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_ends_it_with_130_and_the_consumer_goes_on_later(shell: Shell) -> None:
+def test_ctrl_c_ends_it_with_130_and_the_consumer_continues_later(shell: Shell) -> None:
     shell.run("consumer", "create", shell.stream, "c", "--ack-wait", "1h")
     for number in (1, 2):
         with shell.process("sub", shell.stream, "c", "--raw") as running:

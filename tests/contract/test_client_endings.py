@@ -55,7 +55,7 @@ def test_unknown_field_is_answered_with_the_nearest(
         (("next", "{stream}", "c", "--expires", "soon"), "expires"),
     ],
 )
-def test_bad_files_and_values_are_told_in_one_line(
+def test_bad_files_and_values_are_reported_in_one_line(
     shell: Shell, tmp_path: Path, arguments: tuple[str, ...], sentence: str
 ) -> None:
     shell.run("consumer", "create", shell.stream, "c")

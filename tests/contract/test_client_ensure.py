@@ -89,7 +89,7 @@ def test_put_replaces_all_of_it(live: ServerProcess, stream: str) -> None:
         assert worker.info().config["ack_wait"] == "30s"
 
 
-def test_command_creates_once_and_replaces_when_told(live: ServerProcess, stream: str) -> None:
+def test_command_creates_once_and_replaces_on_request(live: ServerProcess, stream: str) -> None:
     shell = Shell(live.url, stream)
     create = ("stream", "create", stream, "--subject", f"{stream}.>", "--max-msgs", "2")
     refused = shell.try_(*create)

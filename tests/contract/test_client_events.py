@@ -101,7 +101,7 @@ def test_lost_connection_costs_no_event(live: ServerProcess) -> None:
 
 
 @pytest.mark.long
-def test_restart_of_the_server_is_told_as_a_loss_and_gone_on_behind(
+def test_restart_of_the_server_is_reported_as_a_loss_and_reading_continues(
     own_server: ServerProcess,
 ) -> None:
     keep_port(own_server)

@@ -55,7 +55,7 @@ def test_stored_messages_come_first_and_new_ones_follow(live: ServerProcess, str
 @pytest.mark.parametrize(
     ("start", "first"), [("all", 1), (4, 4), ("last", 9), ("new", 10), (100, 100)]
 )
-def test_reading_begins_where_it_is_told(
+def test_reading_begins_where_the_option_says(
     live: ServerProcess, stream: str, start: Start, first: int
 ) -> None:
     async def work() -> None:
@@ -172,7 +172,7 @@ def test_sequences_that_are_gone_are_reported_in_their_place(
     finish(work())
 
 
-def test_stream_made_anew_while_the_reader_was_away_ends_it(
+def test_stream_created_again_while_the_reader_was_away_ends_it(
     live: ServerProcess, stream: str
 ) -> None:
     async def work() -> None:

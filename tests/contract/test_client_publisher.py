@@ -72,7 +72,7 @@ def test_headers_id_and_expectation_travel_with_the_message(
     finish(work())
 
 
-def test_refusal_fails_its_message_alone_and_flush_tells_what_nobody_asked_for(
+def test_refusal_fails_its_message_alone_and_flush_reports_the_rest(
     live: ServerProcess, stream: str
 ) -> None:
     async def work() -> None:
@@ -131,7 +131,7 @@ def test_publisher_waits_when_its_bounds_are_reached(live: ServerProcess, stream
     assert payloads(live.url, stream) == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_message_larger_than_the_bound_goes_alone(live: ServerProcess, stream: str) -> None:
+def test_message_larger_than_the_bound_is_sent_alone(live: ServerProcess, stream: str) -> None:
     async def work() -> None:
         async with AsyncContrail(live.url) as client, client.publisher(max_bytes=10) as publisher:
             for _ in range(3):

@@ -83,7 +83,7 @@ def test_pushed_messages_are_acknowledged_over_lost_connections(
     finish(work())
 
 
-def test_ordered_reading_goes_on_over_lost_connections(live: ServerProcess, stream: str) -> None:
+def test_ordered_reading_continues_over_lost_connections(live: ServerProcess, stream: str) -> None:
     async def work() -> None:
         async with cable_to(live.url) as cable, AsyncContrail(cable.url) as client:
             await fill(client, stream, 0, 2_000)

@@ -218,7 +218,7 @@ def test_several_subscriptions_and_publishers_share_one_connection(
     finish(work())
 
 
-def test_what_was_not_read_goes_to_others_at_once(live: ServerProcess, stream: str) -> None:
+def test_unread_messages_are_delivered_to_others_at_once(live: ServerProcess, stream: str) -> None:
     async def work() -> None:
         async with AsyncContrail(live.url) as client:
             await prepare(client, stream, 10, {"ack_wait": "1h"})

@@ -175,7 +175,7 @@ def fill(client: Contrail, stream: str, count: int) -> None:
     client.publish_batch(stream, [Message(f"{stream}.a", str(n)) for n in range(count)])
 
 
-def test_messages_of_a_consumer_are_iterated_over_and_the_rest_goes_back(
+def test_messages_of_a_consumer_are_iterated_over_and_the_rest_is_returned(
     live: ServerProcess,
 ) -> None:
     stream = new_stream(live.url)

@@ -346,7 +346,7 @@ def test_acks_ride_on_the_next_pull(stream: Stream) -> None:
     assert (empty.status_code, empty.json()["messages"]) == (200, [])
 
 
-def test_ephemeral_consumer_goes_when_it_is_idle(stream: Stream) -> None:
+def test_ephemeral_consumer_is_removed_when_it_is_idle(stream: Stream) -> None:
     config = {"inactive_threshold": "500ms"}
     created = stream.client.post(f"{stream.path}/consumers", json=config)
     deadline = time.monotonic() + 20

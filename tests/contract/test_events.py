@@ -72,7 +72,7 @@ def listen(client: httpx.Client, last_event_id: str = "", **query: str) -> Itera
 
 
 # What is told ------------------------------------------------------------------------------------
-def test_stream_made_changed_and_removed_is_told(unused: Stream) -> None:
+def test_creation_change_and_removal_of_a_stream_are_reported(unused: Stream) -> None:
     with listen(unused.client, stream=unused.name) as events:
         assert unused.configure().status_code == 201
         assert unused.configure().status_code == 200  # nothing changes: nothing is told
@@ -86,7 +86,7 @@ def test_stream_made_changed_and_removed_is_told(unused: Stream) -> None:
             }
 
 
-def test_consumer_made_changed_and_removed_is_told(stream: Stream) -> None:
+def test_creation_change_and_removal_of_a_consumer_are_reported(stream: Stream) -> None:
     with listen(stream.client, stream=stream.name) as events:
         path = stream.consumer("worker")
         stream.client.put(path, json={})
@@ -101,7 +101,7 @@ def test_consumer_made_changed_and_removed_is_told(stream: Stream) -> None:
             }
 
 
-def test_consumer_that_nobody_uses_any_more_is_told_when_it_goes(stream: Stream) -> None:
+def test_removal_of_an_unused_consumer_is_reported(stream: Stream) -> None:
     with listen(stream.client, stream=stream.name) as events:
         config = {"inactive_threshold": "100ms"}
         made = stream.client.post(f"{stream.path}/consumers", json=config).json()
@@ -110,7 +110,7 @@ def test_consumer_that_nobody_uses_any_more_is_told_when_it_goes(stream: Stream)
             assert (event["consumer"], event["action"]) == (made["name"], action)
 
 
-def test_nak_and_term_are_told_with_their_delivery_and_acks_are_not(stream: Stream) -> None:
+def test_nak_and_term_are_reported_with_their_delivery_and_acks_are_not(stream: Stream) -> None:
     stream.fill(3)
     path = stream.consumer("worker")
     with listen(stream.client, stream=stream.name) as events:
@@ -135,7 +135,7 @@ def test_nak_and_term_are_told_with_their_delivery_and_acks_are_not(stream: Stre
         assert events.facts() == {"type": "terminated", **third, "deliveries": 1}
 
 
-def test_last_delivery_that_runs_out_is_told_once_although_nobody_pulls(stream: Stream) -> None:
+def test_last_delivery_that_runs_out_is_reported_once_although_nobody_pulls(stream: Stream) -> None:
     stream.fill(1)
     path = stream.consumer("worker", max_deliver=1, ack_wait="100ms")
     with listen(stream.client, stream=stream.name) as events:
@@ -177,7 +177,7 @@ def test_events_fit_their_schema(stream: Stream) -> None:
 
 
 # Selection ---------------------------------------------------------------------------------------
-def test_only_what_is_asked_for_is_told(stream: Stream) -> None:
+def test_only_requested_events_are_sent(stream: Stream) -> None:
     stream.fill(2)
     one, other = stream.consumer("one"), stream.consumer("other")
     kinds = {"stream": stream.name, "types": "nak,consumer_action"}
@@ -251,7 +251,7 @@ def nak(stream: Stream, path: str, count: int) -> None:
         stream.ack(path, *(delivery["ack_token"] for delivery in deliveries), kind="nak")
 
 
-def test_client_that_comes_back_goes_on_behind_what_it_saw(stream: Stream) -> None:
+def test_client_that_comes_back_continues_after_what_it_saw(stream: Stream) -> None:
     path = stream.consumer("worker")
     with listen(stream.client, stream=stream.name) as events:
         stream.client.delete(path)
@@ -272,7 +272,7 @@ def test_client_that_saw_no_event_comes_back_to_all_that_followed(stream: Stream
         assert again.next()["consumer"] == "worker"
 
 
-def test_client_away_for_too_long_is_told_how_much_it_lost(stream: Stream) -> None:
+def test_client_away_for_too_long_learns_how_much_it_lost(stream: Stream) -> None:
     stream.fill(1_000)
     path = stream.consumer("worker", max_ack_pending=-1)
     with listen(stream.client, stream=stream.name) as events:
@@ -317,7 +317,7 @@ def test_listener_over_the_limit_is_429_until_another_leaves(own_server: ServerP
 
 
 @pytest.mark.long
-def test_listener_that_does_not_read_costs_nothing_and_is_told_what_it_lost(
+def test_listener_that_does_not_read_costs_nothing_and_learns_what_it_lost(
     own_server: ServerProcess,
 ) -> None:
     parts = urlsplit(own_server.url)

@@ -24,7 +24,7 @@ def refused(stream: Stream, wanted: str = "mine") -> str:
     return detail
 
 
-def test_actual_id_is_told_while_there_is_one(kept: Stream) -> None:
+def test_actual_id_is_reported_while_there_is_one(kept: Stream) -> None:
     none = "wrong last msg ID: the last message has no id"
     assert refused(kept) == none
     assert kept.publish(nats_msg_id="first").status_code == 201
@@ -42,7 +42,7 @@ def test_actual_id_is_told_while_there_is_one(kept: Stream) -> None:
     assert refused(kept) == none
 
 
-def test_each_message_of_a_batch_is_told_what_it_met(kept: Stream) -> None:
+def test_each_message_of_a_batch_gets_its_own_result(kept: Stream) -> None:
     def item(**fields: Any) -> dict[str, Any]:
         return {"subject": kept.subject(), "data": "x", **fields}
 
@@ -62,7 +62,7 @@ def test_each_message_of_a_batch_is_told_what_it_met(kept: Stream) -> None:
     assert refused(kept) == "wrong last msg ID: c"
 
 
-def test_socket_is_told_too(server: ServerProcess, stream: Stream) -> None:
+def test_socket_is_notified_too(server: ServerProcess, stream: Stream) -> None:
     stream.publish(nats_msg_id="first")
     with Talk(server.url) as talk:
         expected = {"last_msg_id": "mine"}

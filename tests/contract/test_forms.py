@@ -263,7 +263,7 @@ def test_each_edge_of_the_split_form_answers_as_one_process(
 
 
 @pytest.mark.other_form
-def test_each_operation_whose_storage_goes_away_says_so_and_works_again(
+def test_each_operation_whose_storage_is_lost_reports_it_and_works_again(
     expected_answers: list[Answer], linked: tuple[HeldLink, list[Process]]
 ) -> None:
     link, edges = linked

@@ -50,7 +50,7 @@ def test_plan_is_clipped_to_the_range(stream: Stream) -> None:
     assert (plan["splits"][0]["from_seq"], plan["splits"][-1]["to_seq"]) == (5, 9)
 
 
-def test_plan_is_clipped_to_what_is_kept_and_tells_where_that_begins(stream: Stream) -> None:
+def test_plan_is_clipped_to_what_is_kept_and_says_where_that_begins(stream: Stream) -> None:
     stream.configure(max_msgs=5)
     stream.fill(20)
     plan = stream.client.get(f"{stream.path}/replay/plan?from_seq=3&to_seq=99").json()

@@ -29,7 +29,7 @@ def interest(unused: Stream) -> Stream:
 # Workqueue ---------------------------------------------------------------------------------------
 
 
-def test_message_of_a_workqueue_goes_once_it_is_acknowledged(workqueue: Stream) -> None:
+def test_message_of_a_workqueue_is_removed_once_it_is_acknowledged(workqueue: Stream) -> None:
     workqueue.fill(3)
     consumer = workqueue.consumer()
     first, second, third = workqueue.next(consumer, batch=3)
@@ -111,7 +111,7 @@ def test_message_that_nobody_wants_has_a_sequence_and_is_not_stored(interest: St
     assert subject_seq.json()["seq"] == 2
 
 
-def test_message_goes_when_all_who_want_it_have_settled_it(interest: Stream) -> None:
+def test_message_is_removed_when_all_who_want_it_have_settled_it(interest: Stream) -> None:
     narrow = interest.consumer("narrow", filter_subject=interest.subject("1"))
     interest.fill(3)
     assert interest.state()["messages"] == 1

@@ -70,7 +70,7 @@ def test_config_shows_the_shards_and_they_never_change(sharded: Stream) -> None:
     assert patched.json()["config"]["max_msgs"] == 9
 
 
-def test_stream_of_one_shard_tells_nothing_of_shards(stream: Stream) -> None:
+def test_stream_of_one_shard_shows_nothing_of_shards(stream: Stream) -> None:
     assert stream.publish().json().keys() == {"stream", "seq", "duplicate"}
     info = stream.client.get(stream.path).json()
     assert "shards" not in info
@@ -206,7 +206,7 @@ def test_waiting_read_over_all_shards_is_empty_in_the_end(sharded: Stream) -> No
     assert answer.status_code == 204
 
 
-def test_tail_over_all_shards_goes_on_behind_its_last_id(sharded: Stream) -> None:
+def test_tail_over_all_shards_continues_after_its_last_id(sharded: Stream) -> None:
     for number in range(9):
         sharded.publish(b"%d" % number, rest=f"k{number}")
     seen: list[str] = []

@@ -162,7 +162,9 @@ def test_acks_of_all_before_are_of_each_shard(server: ServerProcess, sharded: St
         assert sharded.client.get(consumer).json()["num_ack_pending"] == 0
 
 
-def test_heartbeat_tells_the_position_in_each_shard(server: ServerProcess, sharded: Stream) -> None:
+def test_heartbeat_reports_the_position_in_each_shard(
+    server: ServerProcess, sharded: Stream
+) -> None:
     fill(sharded, 18)
     sharded.consumer()
     with Talk(server.url) as talk:
@@ -176,7 +178,7 @@ def test_heartbeat_tells_the_position_in_each_shard(server: ServerProcess, shard
         assert {key: pair for key, pair in beat["shards"].items() if pair != [0, 0]} == expected
 
 
-def test_heartbeat_of_a_pull_tells_the_position_in_each_shard(sharded: Stream) -> None:
+def test_heartbeat_of_a_pull_reports_the_position_in_each_shard(sharded: Stream) -> None:
     fill(sharded, 18)
     consumer = sharded.consumer(ack_policy="none")
     pulled = sharded.client.post(f"{consumer}/next", json={"batch": 18}).json()["messages"]
@@ -195,7 +197,7 @@ def test_heartbeat_of_a_pull_tells_the_position_in_each_shard(sharded: Stream) -
 
 
 @pytest.mark.parametrize("form", [JSON, MSGPACK])
-def test_ordered_tail_goes_on_from_its_cursor(
+def test_ordered_tail_continues_from_its_cursor(
     server: ServerProcess, sharded: Stream, form: str
 ) -> None:
     fill(sharded, 30)
@@ -237,9 +239,7 @@ def test_ordered_tail_goes_on_from_its_cursor(
         assert refused["name"] == "sharded_unsupported"
 
 
-def test_gap_is_told_of_the_shard_that_lost_messages(
-    server: ServerProcess, sharded: Stream
-) -> None:
+def test_gap_names_the_shard_that_lost_messages(server: ServerProcess, sharded: Stream) -> None:
     fill(sharded, 27)
     with Talk(server.url) as talk:
         talk.done("sub", sid="s", stream=sharded.name, ordered=True, credit={"msgs": 5})

@@ -58,7 +58,7 @@ def tail(stream: Stream, query: str = "", **headers: str) -> Iterator[Events]:
         yield Events(response)
 
 
-def test_tail_tells_what_is_there_and_then_what_comes(stream: Stream) -> None:
+def test_tail_sends_what_is_stored_and_then_what_comes(stream: Stream) -> None:
     stream.fill(3)
     with tail(stream) as events:
         assert [events.message()["seq"] for _ in range(3)] == [1, 2, 3]
@@ -67,7 +67,7 @@ def test_tail_tells_what_is_there_and_then_what_comes(stream: Stream) -> None:
         assert (message["seq"], message["data"], message["headers"]) == (4, "new", {"A": ["1"]})
 
 
-def test_client_that_comes_back_goes_on_behind_what_it_saw(stream: Stream) -> None:
+def test_client_that_comes_back_continues_after_what_it_saw(stream: Stream) -> None:
     stream.fill(5)
     with tail(stream, Last_Event_ID="3") as events:
         assert [events.message()["seq"] for _ in range(2)] == [4, 5]
@@ -78,7 +78,7 @@ def test_client_that_comes_back_goes_on_behind_what_it_saw(stream: Stream) -> No
         assert events.message()["seq"] == 6
 
 
-def test_tail_begins_where_it_is_told_and_skips_other_subjects(stream: Stream) -> None:
+def test_tail_begins_where_its_options_say_and_skips_other_subjects(stream: Stream) -> None:
     stream.fill(10)  # subjects 1 2 3 4 0 1 2 3 4 0
     with tail(stream, f"from_seq=3&subject={stream.subject('2')}") as events:
         assert events.message()["seq"] == 7

@@ -208,7 +208,7 @@ def marker_stream(stream: Stream, **config: Any) -> httpx.Response:
     return stream.configure(subject_delete_marker_ttl="1s", max_msgs_per_subject=1, **config)
 
 
-def test_marker_tells_readers_of_the_end_and_ends_itself(stream: Stream) -> None:
+def test_marker_shows_readers_the_end_and_expires_itself(stream: Stream) -> None:
     assert marker_stream(stream).status_code == 200
     consumer = stream.consumer(ack_policy="none")
     stream.publish(b"goes", Nats_TTL="1s")
@@ -220,7 +220,7 @@ def test_marker_tells_readers_of_the_end_and_ends_itself(stream: Stream) -> None
     assert (stream.state()["first_seq"], stream.state()["last_seq"]) == (3, 2)
 
 
-def test_age_leaves_markers_too_but_not_for_what_tells_of_an_end(stream: Stream) -> None:
+def test_age_leaves_markers_too_but_not_for_delete_messages(stream: Stream) -> None:
     assert marker_stream(stream, max_age="1s", duplicate_window="1s").status_code == 200
     deleted = {"Msg-Header-KV-Operation": "DEL"}
     stream.client.post(f"/v1/subjects/{stream.subject('b')}/messages", headers=deleted)

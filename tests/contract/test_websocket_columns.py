@@ -220,7 +220,7 @@ def test_credit_in_bytes_counts_subject_headers_and_payload_and_ends_with_a_whol
 
 
 # Order, silence and ends -------------------------------------------------------------------------
-def test_heartbeat_tells_how_far_the_columns_went(talk: Talk, stream: Stream) -> None:
+def test_heartbeat_reports_the_progress_of_columns(talk: Talk, stream: Stream) -> None:
     publish_many(stream, 7)
     talk.done("connect", heartbeat="100ms")
     talk.done("sub", stream=stream.name, credit={"msgs": 5}, **COLUMNS)
@@ -229,7 +229,9 @@ def test_heartbeat_tells_how_far_the_columns_went(talk: Talk, stream: Stream) ->
     assert (beat["sid"], beat["last_consumer_seq"], beat["last_stream_seq"]) == ("s", 5, 5)
 
 
-def test_gap_tells_of_messages_that_left_before_they_were_sent(talk: Talk, stream: Stream) -> None:
+def test_gap_reports_messages_that_were_removed_before_they_were_sent(
+    talk: Talk, stream: Stream
+) -> None:
     publish_many(stream, 20)
     talk.done("sub", stream=stream.name, credit={"msgs": 2}, **COLUMNS)
     received(talk, 2)
@@ -252,7 +254,7 @@ def test_message_that_comes_later_is_pushed_as_it_comes(talk: Talk, stream: Stre
         )
 
 
-def test_consumer_lost_under_the_columns_is_made_anew_behind_what_was_sent(
+def test_consumer_lost_under_the_columns_is_created_again_after_what_was_sent(
     talk: Talk, stream: Stream
 ) -> None:
     publish_many(stream, 5)
@@ -280,7 +282,9 @@ def test_columns_that_nobody_reads_spend_the_budget(own_server: ServerProcess) -
 
 
 @pytest.mark.long
-def test_socket_with_columns_is_told_of_the_end_of_the_process(own_server: ServerProcess) -> None:
+def test_socket_with_columns_is_notified_of_the_end_of_the_process(
+    own_server: ServerProcess,
+) -> None:
     with own_server.client() as client:
         stream = Stream(client, "T", "t")
         assert stream.configure().status_code == 201

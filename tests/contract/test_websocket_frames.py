@@ -102,7 +102,7 @@ def test_malformed_frame_ends_the_socket_with_its_code(
         other.nothing_more()
 
 
-def test_message_that_is_too_large_is_told_of_though_all_of_it_is_sent(
+def test_message_that_is_too_large_is_reported_though_all_of_it_is_sent(
     server: ServerProcess,
 ) -> None:
     for _ in range(EDGES):
@@ -172,9 +172,7 @@ def test_close_without_a_code_is_answered(raw: RawSocket) -> None:
     assert raw.ended()
 
 
-def test_frames_behind_a_malformed_one_are_not_looked_at(
-    raw: RawSocket, server: ServerProcess
-) -> None:
+def test_frames_after_a_malformed_one_are_not_read(raw: RawSocket, server: ServerProcess) -> None:
     raw.send(frame_bytes(OP_TEXT, b"{"), frame_bytes(OP_TEXT, PING))
     assert raw.close_code() == 4500
 

@@ -32,7 +32,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
 
 
 @pytest.mark.parametrize("form", [JSON, MSGPACK])
-def test_first_frame_of_all_tells_who_serves_and_under_which_terms(
+def test_first_frame_of_all_names_the_server_and_its_limits(
     server: ServerProcess, form: str
 ) -> None:
     with Talk(server.url, form) as talk:
@@ -90,7 +90,7 @@ def test_origin_on_an_allowed_host_may_open_a_socket(server: ServerProcess) -> N
         raw.opened()
 
 
-def test_plain_request_for_the_socket_is_told_to_upgrade(client: httpx.Client) -> None:
+def test_plain_request_for_the_socket_is_asked_to_upgrade(client: httpx.Client) -> None:
     problem = assert_problem(client.get(PATH), 426)
     assert problem["name"] == "upgrade_required"
     assert client.post(PATH).status_code == 405

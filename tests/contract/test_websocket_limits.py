@@ -149,7 +149,7 @@ def stop_in_background(server: ServerProcess) -> "concurrent.futures.Future[int]
     return future
 
 
-def test_idle_socket_is_told_and_closed_when_the_process_stops(
+def test_idle_socket_is_notified_and_closed_when_the_process_stops(
     own_server: ServerProcess, own: Stream
 ) -> None:
     with Talk(own_server.url) as talk:

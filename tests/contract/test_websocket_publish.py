@@ -194,7 +194,7 @@ def test_empty_batch_has_no_results(server: ServerProcess, stream: Stream) -> No
         assert (answer["op"], answer["results"]) == ("acks", [])
 
 
-def test_batch_without_an_id_tells_only_what_was_refused(
+def test_batch_without_an_id_reports_only_what_was_refused(
     server: ServerProcess, stream: Stream
 ) -> None:
     messages = [{"subject": stream.subject(), "data": ""}, {"subject": "elsewhere", "data": ""}]
@@ -206,7 +206,7 @@ def test_batch_without_an_id_tells_only_what_was_refused(
 
 
 @pytest.mark.parametrize("deleted", [True, False])
-def test_publish_whose_stream_goes_meanwhile_finds_no_stream(
+def test_publish_whose_stream_is_removed_meanwhile_finds_no_stream(
     server: ServerProcess, stream: Stream, deleted: bool
 ) -> None:
     def over_http() -> str:

@@ -127,7 +127,7 @@ def test_msgpack_brings_payloads_as_bytes(server: ServerProcess, stream: Stream)
     ],
 )
 @pytest.mark.parametrize("ordered", [False, True])
-def test_subscription_without_a_consumer_begins_where_it_is_told(
+def test_subscription_without_a_consumer_begins_where_its_options_say(
     talk: Talk, stream: Stream, wanted: dict[str, Any], expected: list[int], ordered: bool
 ) -> None:
     stream.fill(7)
@@ -190,7 +190,9 @@ def test_several_subscriptions_of_a_socket_are_apart(talk: Talk, stream: Stream)
     assert (frame["sid"], seqs(frame["messages"])) == ("a", [1, 2, 3, 4])
 
 
-def test_consumer_of_a_subscription_goes_with_it(server: ServerProcess, stream: Stream) -> None:
+def test_consumer_of_a_subscription_is_removed_with_it(
+    server: ServerProcess, stream: Stream
+) -> None:
     def consumers() -> int:
         count: int = stream.state()["consumer_count"]
         return count
@@ -406,7 +408,7 @@ def test_ack_policy_all_takes_everything_below(talk: Talk, stream: Stream) -> No
     assert talk.refused("ack", sid="s", seqs=[3])["name"] == "not_sent_here"
 
 
-def test_reset_consumer_goes_on_with_what_it_delivers_anew(talk: Talk, stream: Stream) -> None:
+def test_reset_consumer_continues_with_what_it_delivers_again(talk: Talk, stream: Stream) -> None:
     stream.fill(2)
     path = stream.consumer()
     talk.done("sub", sid="s", stream=stream.name, consumer="c", credit=WHOLE)
@@ -420,7 +422,9 @@ def test_reset_consumer_goes_on_with_what_it_delivers_anew(talk: Talk, stream: S
 
 
 # Order -------------------------------------------------------------------------------------------
-def test_ordered_subscription_tells_what_was_purged_and_goes_on(talk: Talk, stream: Stream) -> None:
+def test_ordered_subscription_reports_what_was_purged_and_continues(
+    talk: Talk, stream: Stream
+) -> None:
     stream.fill(10)
     talk.done("sub", sid="s", stream=stream.name, ordered=True, credit={"msgs": 3})
     assert seqs(talk.messages(3)) == [1, 2, 3]
@@ -434,7 +438,7 @@ def test_ordered_subscription_tells_what_was_purged_and_goes_on(talk: Talk, stre
     assert seqs(talk.messages(1)) == [11]
 
 
-def test_resumed_subscription_tells_what_it_missed(talk: Talk, stream: Stream) -> None:
+def test_resumed_subscription_reports_what_it_missed(talk: Talk, stream: Stream) -> None:
     stream.fill(10)
     stream.client.post(f"{stream.path}/purge", json={"up_to_seq": 6})
     talk.done(
@@ -484,7 +488,7 @@ def test_gone_stream_ends_its_subscriptions(talk: Talk, stream: Stream) -> None:
 
 
 # Silence and the end -----------------------------------------------------------------------------
-def test_silent_subscription_is_told_how_far_it_came(talk: Talk, stream: Stream) -> None:
+def test_silent_subscription_is_sent_its_progress(talk: Talk, stream: Stream) -> None:
     talk.done("connect", heartbeat="200ms")
     stream.fill(2)
     stream.consumer()
@@ -496,7 +500,7 @@ def test_silent_subscription_is_told_how_far_it_came(talk: Talk, stream: Stream)
         }  # fmt: skip
 
 
-def test_nothing_comes_behind_the_answer_to_unsub(talk: Talk, stream: Stream) -> None:
+def test_nothing_comes_after_the_answer_to_unsub(talk: Talk, stream: Stream) -> None:
     stream.fill(5)
     stream.consumer()
     talk.done("sub", sid="s", stream=stream.name, consumer="c", credit=WHOLE)

@@ -112,7 +112,7 @@ def test_every_failure_of_the_disk_loses_and_doubles_nothing(
     assert problems == []
 
 
-def test_failed_sync_behind_a_removed_segment_does_not_end_checkpoints(
+def test_failed_sync_after_a_removed_segment_does_not_end_checkpoints(
     zygote: Zygote, area: Path, whole_run: dict[str, list[str]]
 ) -> None:
     calls = whole_run["log"]

@@ -249,7 +249,7 @@ async def fail_to_begin_the_log(data_dir: Path, call: str, first: int) -> None:
     [("sync", 3), ("write", 2), ("sync", 4), ("write", 3), ("sync", 5), ("rename", 2)],
     ids=["its name", "its head", "head's sync", "the note", "note's sync", "note's name"],
 )
-def test_segment_that_the_log_could_not_begin_is_not_gone_on_with(
+def test_segment_that_the_log_could_not_begin_is_not_continued(
     data_dir: Path, call: str, first: int
 ) -> None:
     asyncio.run(fail_to_begin_the_log(data_dir, call, first))
@@ -328,7 +328,7 @@ async def healing(rig: Rig) -> None:
     [(replaying, SOUND), (reading, NOT_WRITABLE), (healing, unwritable_from(1))],
     ids=["replaying", "reading", "healing"],
 )
-def test_node_that_is_stopped_in_the_midst_of_it_leaves_nothing_behind(
+def test_node_that_is_stopped_during_it_leaves_nothing_behind(
     data_dir: Path, moment: Callable[[Rig], Awaitable[None]], plan: Plan, how: str
 ) -> None:
     if (moment, how) == (healing, "cancel"):

@@ -295,5 +295,5 @@ async def erase_while_the_store_fails(data_dir: Path) -> None:
         assert await everything(link) == [note(one).payload for one in range(20)]
 
 
-def test_erasure_goes_on_behind_a_failed_store_and_leaves_no_bytes(area: Path) -> None:
+def test_erasure_continues_after_a_failed_store_and_leaves_no_bytes(area: Path) -> None:
     asyncio.run(erase_while_the_store_fails(area / "data"))

@@ -97,7 +97,7 @@ CAUGHT: Final = [
 
 
 @pytest.mark.parametrize(("mutant", "steps", "sentence"), CAUGHT, ids=[one[0] for one in CAUGHT])
-def test_broken_rule_is_reported_after_a_crash_behind_a_checkpoint(
+def test_broken_rule_is_reported_after_a_crash_after_a_checkpoint(
     zygote: Zygote, area: Path, mutant: str, steps: list[Step], sentence: str
 ) -> None:
     trial = Trial(zygote, area / "broken", SEED)

@@ -14,7 +14,7 @@ STORIES = sorted(Path(__file__).parent.glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
-def test_story_tells_what_happens(path: Path, tmp_path: Path) -> None:
+def test_story_shows_what_happens(path: Path, tmp_path: Path) -> None:
     try:
         difference = run(path, tmp_path, update=UPDATE)
     except ScenarioError as error:

@@ -29,7 +29,7 @@ def token_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_server_that_wants_a_token_is_told_so(guarded: ServerProcess) -> None:
+def test_missing_token_for_a_server_is_a_clear_error(guarded: ServerProcess) -> None:
     with pytest.raises(ServerError, match="requires a token: use --token-file"):
         connected(guarded.url, None).__enter__()
 

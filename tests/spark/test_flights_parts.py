@@ -109,7 +109,7 @@ def test_a_tally_is_the_sum_of_checksums_in_any_order() -> None:
     assert tally_of(messages[:20]) + tally_of(messages[20:]) == Tally(50, expected)
 
 
-def test_a_tally_tells_a_byte_that_moved_from_subject_to_payload() -> None:
+def test_a_tally_detects_a_byte_that_moved_from_subject_to_payload() -> None:
     assert tally_of([("ab", b"c")]) != tally_of([("a", b"bc")])
 
 
@@ -233,7 +233,7 @@ def test_the_plot_is_a_png_of_the_stated_size(tmp_path: Path) -> None:
     assert struct.unpack(">II", head[16:24]) == (1_950, 1_350)
 
 
-def test_a_check_tells_what_was_found_and_what_was_due() -> None:
+def test_a_check_reports_what_was_found_and_what_was_due() -> None:
     assert str(Check("read", "2", "2")) == "read: 2"
     assert str(Check("read", "2", "3")) == "read: 3, but it has to be 2"
 

@@ -130,7 +130,7 @@ def test_the_route_is_delivered_in_full_while_it_is_published(
 
 
 @pytest.mark.parametrize("route", [PULLED, PUSHED], ids=lambda route: route.name)
-def test_a_consumer_made_anew_delivers_the_route_again(
+def test_a_consumer_created_again_delivers_the_route_again(
     client: Contrail, flights: list[Flight], whole: Tally, route: Route
 ) -> None:
     create(client, whole)
@@ -172,7 +172,7 @@ def test_the_server_ends_when_the_run_fails(tmp_path: Path) -> None:
     assert server.process.returncode == 0
 
 
-def test_a_server_that_is_killed_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_is_killed_is_reported_with_its_last_output(tmp_path: Path) -> None:
     with serving(0, tmp_path) as server:
         os.kill(server.process.pid, signal.SIGKILL)
         told = str(server.wait())

@@ -94,7 +94,7 @@ def test_batches_are_yielded_while_the_body_still_arrives(server: ReplayServer) 
         Cut(10, clean=True),
     ],
 )
-def test_a_cut_body_is_resumed_behind_the_last_whole_batch(server: ReplayServer, cut: Cut) -> None:
+def test_a_cut_body_is_resumed_after_the_last_whole_batch(server: ReplayServer, cut: Cut) -> None:
     server.faults.append(cut)
     assert Reader(server).rows() == server.rows(0, 1, 100)
     starts = [query["from_seq"] for query in server.asked("/replay")]
@@ -169,7 +169,7 @@ def test_a_503_that_no_retry_mends_is_not_retried(server: ReplayServer) -> None:
     assert len(server.asked("/replay")) == 1
 
 
-def test_a_stream_made_anew_since_the_plan_is_a_clear_error(server: ReplayServer) -> None:
+def test_a_stream_created_again_since_the_plan_is_a_clear_error(server: ReplayServer) -> None:
     reader = Reader(server)
     plan = reader.client.plan()
     server.incarnation = "second"
@@ -257,7 +257,7 @@ def test_sequences_outside_the_range_are_a_protocol_error(
         Reader(server).rows(Split(0, 20, 100, 0, 0))
 
 
-def test_the_token_is_sent_and_never_told(server: ReplayServer) -> None:
+def test_the_token_is_sent_and_never_shown(server: ReplayServer) -> None:
     server.token = "right"
     assert Reader(server, token="right").rows() == server.rows(0, 1, 100)
     with pytest.raises(ServerRefusedError, match="401 unauthenticated") as refused:

@@ -44,7 +44,7 @@ runs = st.builds(
 
 
 @given(st.lists(runs, max_size=5))
-def test_runs_are_told_as_their_messages_would_be(results: list[Result]) -> None:
+def test_runs_of_results_are_encoded_like_single_results(results: list[Result]) -> None:
     expected = [told(each) for each in one_by_one(results)]
     assert encode_results(results) == msgspec.json.encode(BatchResults(expected))
     assert encode_lines(results) == msgspec.json.Encoder().encode_lines(expected)

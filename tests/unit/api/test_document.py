@@ -214,7 +214,7 @@ def test_probes_need_no_token() -> None:
     assert "security" not in OPERATIONS["metrics"]
 
 
-def test_operations_are_told_apart_and_every_tag_is_described() -> None:
+def test_operations_have_unique_ids_and_every_tag_is_described() -> None:
     count = sum(len(item) for item in DOCUMENT["paths"].values())
     assert len(OPERATIONS) == count
     assert all(re.fullmatch("[a-z]+(_[a-z]+)*", each) for each in OPERATIONS)

@@ -145,7 +145,7 @@ def test_failure_of_the_first_piece_is_the_answer() -> None:
     assert publish(line() * 5000, edge=edge).status == 404
 
 
-def test_failure_of_a_later_piece_is_told_line_by_line() -> None:
+def test_failure_of_a_later_piece_is_reported_line_by_line() -> None:
     edge = Edge()
     edge.link.failures = [None, ApiError(errors.OUTCOME_UNKNOWN)]
     answer = publish(line() * 5000, edge=edge)

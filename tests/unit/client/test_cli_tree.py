@@ -95,7 +95,7 @@ def call_of(path: tuple[str, ...], folder: Path) -> list[str]:
 
 
 @named(ALL)
-def test_help_tells_of_everything_as_it_is_written(path: tuple[str, ...]) -> None:
+def test_help_describes_everything_as_it_is_written(path: tuple[str, ...]) -> None:
     result = contrail(*path, "--help")
     assert (result.exit_code, result.stderr) == (0, "")
     shown = " ".join(result.stdout.replace("│", " ").split())
@@ -167,7 +167,7 @@ def run_into(stdout: Any, *arguments: str, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 @pytest.mark.parametrize("arguments", [("config",), ("config", "--json"), ("--version",)])
-def test_full_disk_behind_stdout_is_told_in_one_line(
+def test_full_disk_behind_stdout_is_reported_in_one_line(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
@@ -218,7 +218,7 @@ def test_unknown_variable_is_warned_about_once_and_the_nearest_named() -> None:
         ("[client]\nurl = 5", ("stream", "ls"), "url must be a string"),
     ],
 )
-def test_mistakes_in_a_settings_file_are_told(
+def test_mistakes_in_a_settings_file_are_reported(
     tmp_path: Path, written: str, arguments: tuple[str, ...], sentence: str
 ) -> None:
     file = tmp_path / "c.toml"

@@ -25,7 +25,7 @@ def test_nothing_given_is_the_local_server_without_a_token() -> None:
     assert read_context(None, None, None, {}) == Context(DEFAULT_URL, None)
 
 
-def test_flag_goes_before_environment_before_file(config: Path, tmp_path: Path) -> None:
+def test_flag_overrides_environment_overrides_file(config: Path, tmp_path: Path) -> None:
     flag = tmp_path / "flag.token"
     flag.write_text("of the flag")
     environ = {"CONTRAIL_URL": "http://environ", "CONTRAIL_TOKEN": "of the environ"}
@@ -36,7 +36,7 @@ def test_flag_goes_before_environment_before_file(config: Path, tmp_path: Path) 
     assert read_context(None, None, config, {}) == Context("http://file", "of the file")
 
 
-def test_given_token_goes_before_that_of_a_context(config: Path, tmp_path: Path) -> None:
+def test_given_token_overrides_that_of_a_context(config: Path, tmp_path: Path) -> None:
     token_file = tmp_path / "context.token"
     token_file.write_text("of the context")
     environ = {"XDG_CONFIG_HOME": str(tmp_path), "CONTRAIL_CONTEXT": "there"}

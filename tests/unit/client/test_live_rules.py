@@ -219,7 +219,7 @@ def placed(course: Course) -> tuple[str | None, int | None, str | None]:
     return sub.deliver_policy, sub.opt_start_seq, sub.opt_start_time
 
 
-def test_reader_begins_where_it_was_told_until_it_has_a_message() -> None:
+def test_reader_begins_at_its_given_start_until_it_has_a_message() -> None:
     course = Course(Begin("last"))
     assert placed(course) == ("last", None, None)
     assert course.take(5)

@@ -205,7 +205,7 @@ def test_every_single_flipped_bit_and_every_cut_of_one_block_is_detected(content
 
 
 @given(contents, st.binary(min_size=1, max_size=70))
-def test_bytes_behind_a_block_are_detected(content: Content, more: bytes) -> None:
+def test_bytes_after_a_block_are_detected(content: Content, more: bytes) -> None:
     with pytest.raises(BlockCorruptError):
         decode_block(encode_block(block_from(content), 99) + more)
 

@@ -279,7 +279,7 @@ def test_limits_of_the_stream_are_the_defaults_of_a_consumer() -> None:
         ({"inactive_threshold_ns": NS_PER_S + 1}, errors.CONSUMER_THRESHOLD_EXCEEDED),
     ],
 )
-def test_consumer_over_a_limit_of_its_stream_is_told_which(
+def test_consumer_over_a_limit_of_its_stream_learns_which(
     draft: dict[str, Any], spec: ErrorSpec | None
 ) -> None:
     limits = ConsumerLimits(inactive_threshold_ns=NS_PER_S, max_ack_pending=10)

@@ -37,7 +37,7 @@ def test_text_that_is_no_cursor_is_refused(text: str) -> None:
         read_cursor(text)
 
 
-def test_cursor_behind_each_message_moves_its_shard_alone() -> None:
+def test_cursor_after_each_message_moves_its_shard_alone() -> None:
     begin = Cursor("i", [1, 5, 9])
     texts = after_each(begin, [(1, 5), (0, 3), (1, 8)])
     assert [read_cursor(text).next_seqs for text in texts] == [[1, 6, 9], [4, 6, 9], [4, 9, 9]]

@@ -123,7 +123,7 @@ def test_columns_with_seals_that_do_not_fit_are_not_sound() -> None:
 
 
 @each("cell", [b"\0", b"\5\0\0\0ab", b"\1\0\0\0\xc1", b"\1\0\0\0\1"])
-def test_cell_that_holds_no_message_is_told_apart(cell: bytes) -> None:
+def test_cell_that_holds_no_message_is_refused(cell: bytes) -> None:
     with pytest.raises(CellBrokenError):
         content_of(cell)
 

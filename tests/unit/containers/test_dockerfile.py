@@ -116,7 +116,7 @@ def test_the_image_runs_as_a_fixed_user_that_owns_its_volume() -> None:
     assert image_environment()["CONTRAIL_DATA_DIR"] == volume
 
 
-def test_the_service_is_told_by_its_own_process_id_to_stop() -> None:
+def test_the_service_is_stopped_by_its_own_process_id() -> None:
     assert texts("runtime", "STOPSIGNAL") == ["SIGTERM"]
     [*_, program] = json.loads(texts("runtime", "ENTRYPOINT")[0])
     script = (ROOT / program.removeprefix("/opt/contrail/")).read_text()

@@ -104,7 +104,7 @@ def test_pipelined_publishes_are_stored_and_answered_in_order(held: bool) -> Non
 @pytest.mark.parametrize(
     "request_bytes", [publish(b"x", b"Connection: close"), publish(b"x", version=b"1.0")]
 )
-def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes: bytes) -> None:
+def test_connection_that_is_not_to_be_kept_ends_after_the_answer(request_bytes: bytes) -> None:
     async def scenario(_: Edge, streams: Streams) -> None:
         reader, writer = streams
         writer.write(request_bytes)
@@ -122,7 +122,9 @@ def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes:
         (ApiError(errors.OVERLOADED, retry_after_s=1), b"503"),
     ],
 )
-def test_outcome_that_is_an_error_is_told_as_a_problem(refusal: ApiError, status: bytes) -> None:
+def test_outcome_that_is_an_error_is_answered_as_a_problem(
+    refusal: ApiError, status: bytes
+) -> None:
     async def scenario(edge: Edge, streams: Streams) -> None:
         reader, writer = streams
         edge.link.outcomes = []

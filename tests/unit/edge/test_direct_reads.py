@@ -85,7 +85,7 @@ def test_pipelined_reads_are_answered_in_order() -> None:
 @pytest.mark.parametrize(
     "request_bytes", [get(GET + "1", "Connection: close"), get(GET + "1", version="1.0")]
 )
-def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes: bytes) -> None:
+def test_connection_that_is_not_to_be_kept_ends_after_the_answer(request_bytes: bytes) -> None:
     async def scenario(_: Edge, streams: Streams) -> None:
         reader, writer = streams
         writer.write(request_bytes)
@@ -96,7 +96,7 @@ def test_connection_that_is_not_to_be_kept_ends_behind_the_answer(request_bytes:
     connected(scenario)
 
 
-def test_unexpected_failure_is_a_problem_and_the_connection_goes_on() -> None:
+def test_unexpected_failure_is_a_problem_and_the_connection_stays_open() -> None:
     async def scenario(edge: Edge, streams: Streams) -> None:
         reader, writer = streams
         edge.link.failures = [RuntimeError("a fault"), ApiError(errors.OVERLOADED)]

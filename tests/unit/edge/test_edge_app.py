@@ -241,7 +241,7 @@ def test_stream_that_fails_half_way_is_cut_without_its_end() -> None:
     run(scenario())
 
 
-def test_stream_that_is_gone_half_way_is_cut_and_told_in_one_line(
+def test_stream_that_is_gone_half_way_is_cut_and_logged_in_one_line(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> bytes:
@@ -322,7 +322,7 @@ def test_waits_are_bounded() -> None:
 
 
 # Probes ------------------------------------------------------------------------------------------
-def test_readiness_names_what_is_missing_and_tells_why_when_asked() -> None:
+def test_readiness_names_what_is_missing_and_says_why_when_asked() -> None:
     edge = Edge()
     edge.link.unready = {"log": "replaying"}
     answer = call("GET", "/readyz", edge=edge)

@@ -338,7 +338,7 @@ def test_batch_that_asks_for_much_work_is_read_in_steps(
 
 
 @pytest.mark.parametrize("form", ["json", "pack"])
-def test_batch_of_refusals_tells_the_first_thousand_in_full(form: str) -> None:
+def test_batch_of_refusals_reports_the_first_thousand_in_full(form: str) -> None:
     count = REFUSALS_SHOWN_MAX + 2
     bad = [f"a..{at}" for at in range(count)]
     if form == "json":

@@ -248,7 +248,7 @@ def test_reader_that_never_reads_is_cut_and_its_stream_given_up(pieces: int) -> 
     run(scenario())
 
 
-def test_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
+def test_client_that_leaves_after_a_pipelined_request_is_noticed() -> None:
     async def scenario() -> None:
         edge = Edge()
         async with serving(edge) as (port, _):
@@ -262,7 +262,7 @@ def test_client_that_leaves_behind_a_pipelined_request_is_noticed() -> None:
     run(scenario())
 
 
-def test_garbage_behind_a_running_request_lets_its_answer_through() -> None:
+def test_garbage_after_a_running_request_lets_its_answer_through() -> None:
     async def scenario() -> None:
         edge = Edge()
         async with serving(edge) as (port, _):

@@ -62,7 +62,7 @@ def test_every_schema_is_valid_and_every_reference_leads_somewhere() -> None:
             found = found[part]
 
 
-def test_every_frame_is_told_apart_by_its_op() -> None:
+def test_every_frame_is_identified_by_its_op() -> None:
     made = document()
     for message in (*messages_of("fromClient"), *messages_of("fromServer")):
         schema = made["components"]["schemas"][message["payload"]["$ref"].rpartition("/")[2]]

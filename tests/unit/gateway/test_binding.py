@@ -26,7 +26,7 @@ async def not_bound(link: LocalLink) -> bool:
     return not await bound(link)
 
 
-def test_binding_goes_with_its_link_and_comes_back_with_it(tmp_path: Path) -> None:
+def test_binding_ends_with_its_link_and_comes_back_with_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
             storage(tmp_path) as local,

@@ -108,7 +108,7 @@ def test_a_frame_without_a_mask_is_refused_by_its_first_two_bytes() -> None:
     assert "ProtocolError" in repr(wire.parser_exc)
 
 
-def test_nothing_is_read_behind_a_close_frame() -> None:
+def test_nothing_is_read_after_a_close_frame() -> None:
     wire = library()
     reader = FrameReader(wire, Opcode.TEXT)
     found = list(reader.read(frame(0x88, struct.pack("!H", 1000)) + frame(0x81, b"late")))

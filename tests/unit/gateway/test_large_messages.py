@@ -266,7 +266,7 @@ def test_large_value_is_stored_without_its_blanks() -> None:
     asyncio.run(scenario())
 
 
-def test_close_behind_a_large_array_comes_after_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_after_a_large_array_comes_after_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_NS", 0)
     pubs = json.dumps([{"op": "pub", "subject": "a.b", "data": str(at)} for at in range(2_000)])
 

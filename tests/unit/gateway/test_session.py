@@ -367,7 +367,7 @@ def test_settlement_names_what_the_socket_holds() -> None:
     assert found.settle(Ack(sid="s", ranges=[(0, 99)])).seqs == [5]
 
 
-def test_settlement_leaves_out_what_the_socket_does_not_hold_and_tells_of_it() -> None:
+def test_settlement_leaves_out_what_the_socket_does_not_hold_and_reports_it() -> None:
     found = session()
     sub = found.subscribe(Sub(sid="s", stream="S"))
     sub.opened(info(), 0)

@@ -70,7 +70,7 @@ pulls = st.lists(
 
 
 @given(pulls)
-def test_what_follows_in_each_shard_is_in_order_and_the_cursor_is_behind_it(
+def test_each_shard_continues_in_order_and_the_cursor_is_after_it(
     steps: list[list[tuple[int, int]]],
 ) -> None:
     found = order(last=[1_000] * SHARDS)
@@ -114,7 +114,7 @@ def test_sequences_below_the_begin_are_out_of_order() -> None:
     assert found.in_order([delivery(0, 5, 1), delivery(1, 1, 1)])
 
 
-def test_loss_is_told_once_and_only_of_what_is_gone() -> None:
+def test_loss_is_reported_once_and_only_of_what_is_gone() -> None:
     found = order(first=[4, 1, 11], last=[10, 10, 10])
     assert list(found.lost()) == [(0, (1, 3)), (2, (1, 10))]
     assert list(found.lost()) == []

@@ -155,7 +155,7 @@ def test_connect_that_came_while_the_server_was_busy_is_taken(
     uvloop.run(scenario())
 
 
-def test_reading_stops_while_too_much_is_unanswered_and_goes_on_after() -> None:
+def test_reading_stops_while_too_much_is_unanswered_and_continues_after() -> None:
     async def scenario() -> None:
         edge = Edge()
         edge.link.outcomes = waiting = []
@@ -185,7 +185,7 @@ def test_reading_stops_while_too_much_is_unanswered_and_goes_on_after() -> None:
     run(scenario())
 
 
-def test_storage_that_was_away_goes_on_where_it_was() -> None:
+def test_storage_that_was_away_continues_where_it_was() -> None:
     async def scenario() -> None:
         edge = Edge()
         away = [ApiError(errors.NOT_READY), ApiError(errors.OVERLOADED)]
@@ -250,7 +250,7 @@ def test_publish_while_storage_is_away_is_refused_and_may_be_tried_again() -> No
     run(scenario())
 
 
-def test_unknown_outcome_is_told_by_the_id_of_the_message() -> None:
+def test_unknown_outcome_is_reported_by_the_id_of_the_message() -> None:
     async def scenario() -> None:
         edge = Edge()
         edge.link.outcomes = waiting = []
@@ -361,7 +361,7 @@ def test_message_acknowledged_while_it_waits_for_credit_again_is_not_pushed() ->
     run(scenario())
 
 
-def test_frame_behind_publishes_of_the_same_array_finds_them_passed_on() -> None:
+def test_frame_after_publishes_of_the_same_array_finds_them_passed_on() -> None:
     async def scenario() -> None:
         edge = Edge()
         edge.link.outcomes = []

@@ -175,7 +175,7 @@ def test_callback_gets_the_outcome_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_messages_that_came_together_are_stored_each_where_its_subject_goes(
+def test_messages_that_came_together_are_stored_each_in_the_shard_of_its_subject(
     tmp_path: Path, direct: bool
 ) -> None:
     async def scenario() -> None:

@@ -63,7 +63,7 @@ def test_traceparent_that_is_not_valid_is_left_out(trace: bytes) -> None:
     assert RequestContext.of(b"r", trace) == RequestContext(b"r", b"")
 
 
-def test_context_holds_within_and_in_tasks_begun_there_and_not_behind() -> None:
+def test_context_holds_within_and_in_tasks_begun_there_and_not_after() -> None:
     mine = RequestContext(b"mine")
 
     async def seen() -> RequestContext | None:

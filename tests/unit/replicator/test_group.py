@@ -162,7 +162,7 @@ def test_store_ahead_of_the_log_is_refused() -> None:
         Member(disk, applied=5)
 
 
-def test_log_that_begins_behind_the_store_is_refused() -> None:
+def test_log_that_begins_after_the_store_is_refused() -> None:
     disk = SimDisk()
     member = Member(disk).lead()
     member.group.propose(b"data", None)

@@ -155,7 +155,7 @@ def test_reply_of_a_later_term_deposes_the_leader() -> None:
     assert leader.lost == ["alone"]
 
 
-def test_stale_leader_is_told_of_the_later_term() -> None:
+def test_stale_leader_learns_of_the_later_term() -> None:
     cluster = Cluster()
     stale = cluster.elect("a")
     cluster.isolate("a")

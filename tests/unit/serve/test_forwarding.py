@@ -87,7 +87,7 @@ def test_request_and_answer_are_passed_on_without_what_belongs_to_one_connection
         ),
     ],
 )
-def test_where_a_body_ends_is_written_anew(
+def test_framing_of_a_body_is_written_again(
     lines: tuple[str, ...], body: bytes, framing: bytes, sent: bytes | None
 ) -> None:
     async def scenario() -> None:
@@ -144,7 +144,7 @@ def test_connection_with_bytes_left_over_is_not_kept(said: bytes) -> None:
     run(scenario())
 
 
-def test_body_behind_the_answer_to_head_is_nobodys() -> None:
+def test_body_after_the_answer_to_head_is_dropped() -> None:
     async def scenario() -> None:
         async with Peer() as peer, front(peer.address) as edge:
             client = await edge.ask("HEAD", "/v1/streams")

@@ -30,7 +30,7 @@ def lines(style: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_every_line_is_json_whoever_writes_it() -> None:
+def test_every_line_is_json_from_every_logger() -> None:
     found = [json.loads(line) for line in lines("json")]
     assert [one["event"].splitlines()[0][:20] for one in found] == [
         "serving",

@@ -53,7 +53,7 @@ def reported_deliveries(rig: Rig) -> list[tuple[str, int, int, int]]:
     others=ITEMS,
     ack_policy=st.sampled_from(["all", "explicit", "none"]),
 )
-def test_each_acknowledgement_with_an_effect_is_told_once_and_in_order(
+def test_each_acknowledgement_with_an_effect_is_reported_once_and_in_order(
     again: list[int], acked: list[int], others: list[Item], ack_policy: AckPolicy
 ) -> None:
     rig = rig_with_consumer(ack_policy)
@@ -79,7 +79,7 @@ def test_each_acknowledgement_with_an_effect_is_told_once_and_in_order(
     ]
 
 
-def test_reason_of_a_term_is_told_and_no_one_elses() -> None:
+def test_reason_of_a_term_is_reported_and_no_other() -> None:
     rig = rig_with_consumer("explicit")
     rig.apply(1, cmd.Deliver(1, 1, [1, 2, 3], 4))
     others: list[tuple[AckKind, int, int]] = [("term", 1, 0), ("nak", 2, 0), ("term", 3, 0)]
@@ -95,7 +95,7 @@ def test_acknowledgements_logged_before_reasons_were_are_still_read() -> None:
     assert cmd.decode_entry(without) == entry
 
 
-def test_machine_told_again_by_its_rows_reports_nothing() -> None:
+def test_machine_loaded_from_its_rows_reports_nothing() -> None:
     rig = rig_with_consumer("explicit")
     rig.apply(1, cmd.Deliver(1, 1, [1], 2))
     rig.apply(2, cmd.Acknowledge(1, 1, [], [("nak", 1, 0)]))
@@ -105,7 +105,7 @@ def test_machine_told_again_by_its_rows_reports_nothing() -> None:
     assert rig.reported == []
 
 
-def test_changes_of_stream_and_consumers_are_told_and_repetitions_are_not() -> None:
+def test_changes_of_stream_and_consumers_are_reported_and_repetitions_are_not() -> None:
     rig, config = Rig(), StreamConfig(name="S")
     changed = StreamConfig(name="S", max_msgs=5)
     one, other = consumer_config("c"), consumer_config("c", max_deliver=3)
@@ -244,7 +244,7 @@ def test_reader_waits_for_what_it_selects() -> None:
     play(scene)
 
 
-def test_slow_reader_is_told_how_many_it_missed_and_goes_on() -> None:
+def test_slow_reader_learns_how_many_it_missed_and_continues() -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
         notify(hub, *"abcd")
@@ -271,7 +271,7 @@ def test_what_is_kept_has_a_bound_in_bytes() -> None:
 
 
 @each("position", ["", "0-1", "00000000-1", "{period}-9", "{period}-", "x"])
-def test_behind_a_foreign_position_an_unknown_number_was_missed(position: str) -> None:
+def test_after_a_foreign_position_an_unknown_number_was_missed(position: str) -> None:
     async def scene(hub: AdvisoryHub) -> None:
         begin = await read(hub)
         notify(hub, "a")

@@ -51,7 +51,7 @@ async def fail_and_heal(data_dir: Path, number: int) -> list[tuple[str, str]]:
         (errno.EIO, ["domain_leader_elected"]),
     ],
 )
-def test_full_disk_is_told_at_once_and_so_is_that_the_node_leads_again(
+def test_full_disk_is_reported_at_once_and_so_is_that_the_node_leads_again(
     tmp_path: Path, number: int, expected: list[str]
 ) -> None:
     found = asyncio.run(fail_and_heal(tmp_path / "data", number))

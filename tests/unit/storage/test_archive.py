@@ -298,7 +298,7 @@ def test_every_cut_is_found() -> None:
             checked(data[:size])
 
 
-def test_bytes_behind_the_end_are_found() -> None:
+def test_bytes_after_the_end_are_found() -> None:
     with pytest.raises(ArchiveError, match="after its end"):
         checked(packed(records_of(some_stream())) + b"\0")
 
@@ -384,7 +384,7 @@ def test_made_up_header_is_refused(fields: dict[str, Any]) -> None:
         checked(packed(records))
 
 
-def test_stream_with_the_highest_numbers_that_are_taken_goes_on_numbering() -> None:
+def test_stream_with_the_highest_numbers_that_are_taken_continues_numbering() -> None:
     highest = 1 << 31
     stream = some_stream()
     next_subject = stream.machine.subjects.next_id + 100

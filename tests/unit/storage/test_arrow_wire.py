@@ -43,7 +43,7 @@ def others_of(names: list[str], rows: int) -> pa.RecordBatch:
     st.lists(st.lists(st.binary(max_size=20), min_size=1, max_size=6), min_size=1, max_size=3),
     st.data(),
 )
-def test_reader_gets_all_columns_and_the_payloads_behind_them(
+def test_reader_gets_all_columns_and_then_the_payloads(
     names: list[str], batches: list[list[bytes]], data: st.DataObject
 ) -> None:
     stream = [others_of(names, 0).schema.append(DATA).serialize().to_pybytes()]

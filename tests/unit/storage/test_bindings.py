@@ -17,7 +17,7 @@ ONE = StreamConfig(name="S", subjects=("a.>",))
 
 
 @pytest.mark.parametrize("config", [ONE, SHARDED], ids=["one shard", "several"])
-def test_bound_consumer_is_in_use_and_goes_when_it_is_released(
+def test_bound_consumer_is_in_use_and_is_removed_when_it_is_released(
     tmp_path: Path, config: StreamConfig
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:

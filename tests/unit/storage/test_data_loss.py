@@ -70,7 +70,7 @@ def test_lost_last_block_leaves_the_last_sequence() -> None:
     assert result == Appended(4, 1)
 
 
-def test_stream_of_which_nothing_is_left_goes_on_behind_its_last_sequence() -> None:
+def test_stream_of_which_nothing_is_left_continues_after_its_last_sequence() -> None:
     rig = made(subjects("a", "b"))
     rig.shelf.clear()
     assert rig.recount() == (2, [(1, 2)])

@@ -114,7 +114,7 @@ def test_every_id_of_a_window_that_grows_and_shrinks_is_known() -> None:
     assert len(kept.window) < 3_000
 
 
-def test_ids_of_one_hash_bucket_are_told_apart() -> None:
+def test_ids_of_one_hash_bucket_are_distinguished() -> None:
     kept = Kept()
     alike = [(7 + (number << 40)).to_bytes(8, "little") + bytes(8) for number in range(3_000)]
     kept.append(0, *alike[:2_000])

@@ -76,7 +76,7 @@ def test_deleted_set_is_a_set_of_sequences_above_the_first(
         ]
 
 
-def test_listing_ends_after_some_pages_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_ends_after_some_pages_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deleted, "PAGE", 8)
     monkeypatch.setattr(deleted, "_PAGES_MAX", 2)
     kept = DeletedSet(SHARD)

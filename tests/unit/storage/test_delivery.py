@@ -248,7 +248,7 @@ def test_message_that_does_not_match_leaves_the_order_of_waiting_pulls() -> None
     run(scene())
 
 
-def test_newcomer_goes_behind_those_who_wait() -> None:
+def test_newcomer_queues_after_those_who_wait() -> None:
     async def scene() -> None:
         rig = new_rig()
         waiting = rig.waiting_pull()
@@ -499,7 +499,7 @@ def test_raised_max_ack_pending_lets_a_waiting_pull_go_on() -> None:
 @each("ack_policy", ["explicit", "none"])
 @each("late", [False, True])
 @each("batch", [1, 9])
-def test_another_filter_looks_at_all_behind_the_last_delivery(
+def test_another_filter_rechecks_all_after_the_last_delivery(
     ack_policy: str, batch: int, late: bool
 ) -> None:
     async def scene() -> None:

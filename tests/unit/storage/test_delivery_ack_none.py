@@ -105,7 +105,7 @@ def test_empty_answer_has_no_columns() -> None:
     run(scene())
 
 
-def test_headers_only_leaves_out_payloads_and_tells_their_sizes() -> None:
+def test_headers_only_leaves_out_payloads_and_shows_their_sizes() -> None:
     async def scene() -> None:
         rig = new_rig(headers_only=True)
         rig.apply(append_of([Message("b", b"123", {"N": ["v"]}), Message("b", b"")]))
@@ -219,7 +219,7 @@ def test_record_does_not_pass_what_a_pull_has_chosen_and_not_given_out() -> None
     run(scene())
 
 
-def test_lost_record_brings_nothing_again_and_goes_with_the_next() -> None:
+def test_lost_record_delivers_nothing_again_and_is_made_up_by_the_next() -> None:
     async def scene() -> None:
         rig = new_rig()
         rig.late = True
@@ -250,7 +250,7 @@ def test_refused_record_is_tried_again() -> None:
     run_by_hand(scene())
 
 
-def test_leader_of_a_new_term_numbers_on_behind_what_another_gave_out() -> None:
+def test_leader_of_a_new_term_numbers_on_after_what_another_assigned() -> None:
     async def scene() -> None:
         rig = new_rig()
         rig.publish("b", "b", "b")

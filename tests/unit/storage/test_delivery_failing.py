@@ -20,7 +20,7 @@ from tests.unit.storage.dispatcher_rig import (
 )
 
 
-def test_message_goes_to_the_next_pull_when_a_waiting_one_leaves() -> None:
+def test_message_is_given_to_the_next_pull_when_a_waiting_one_leaves() -> None:
     async def scene() -> None:
         rig = new_rig()
         leaving, staying = rig.waiting_pull(), rig.waiting_pull()
@@ -219,7 +219,7 @@ def test_message_acknowledged_before_its_delivery_was_recorded_stays_acknowledge
         (cmd.DropStream(), errors.STREAM_NOT_FOUND),
     ],
 )
-def test_waiting_pulls_end_when_their_consumer_or_stream_goes(
+def test_waiting_pulls_end_when_their_consumer_or_stream_is_removed(
     command: cmd.Command, spec: ErrorSpec
 ) -> None:
     async def scene() -> None:
@@ -310,7 +310,7 @@ def test_block_that_does_not_read_back_stops_the_shard() -> None:
     run(scene())
 
 
-def test_dispatcher_of_a_new_leader_goes_on_where_the_machine_stands() -> None:
+def test_dispatcher_of_a_new_leader_continues_where_the_machine_stands() -> None:
     async def scene() -> None:
         rig = new_rig()
         rig.publish(*["b"] * 4)
@@ -489,7 +489,7 @@ def test_messages_that_went_away_before_they_were_recorded_leave_room_for_others
     run(scene())
 
 
-def test_num_pending_leaves_out_what_was_delivered_behind_a_lost_delivery() -> None:
+def test_num_pending_leaves_out_what_was_delivered_after_a_lost_delivery() -> None:
     async def scene() -> None:
         rig = new_rig(max_deliver=5)
         rig.late = True

@@ -389,7 +389,7 @@ async def played(script: list[Step], stream: StreamConfig, consumer: dict[str, A
     a_stream(),
     a_consumer(max_ack_pending=2),
 )
-def test_everything_is_delivered_once_and_numbered_without_a_gap_while_all_goes_well(
+def test_everything_is_delivered_once_and_numbered_without_a_gap_while_nothing_fails(
     script: list[Step], stream: StreamConfig, consumer: dict[str, Any]
 ) -> None:
     play(script, stream, consumer)

@@ -87,7 +87,7 @@ def test_what_was_taken_since_the_disk_was_asked_counts(rig: Rig) -> None:
     assert not refused(rig, MIB // 2)
 
 
-def test_refusal_is_told_once_and_ends_when_there_is_room(rig: Rig) -> None:
+def test_refusal_is_reported_once_and_ends_when_there_is_space(rig: Rig) -> None:
     rig.free = 64 * MIB
     assert refused(rig, 0)
     assert refused(rig, 0)

@@ -119,7 +119,7 @@ def test_wall_clock_far_ahead_after_a_reboot_waits_for_a_word_and_ages_nothing(
 
 @pytest.mark.long
 @pytest.mark.parametrize("help_comes", ["set right", "synchronized"])
-def test_node_that_waits_goes_on_by_itself_when_the_clock_is_vouched_for(
+def test_node_that_waits_continues_by_itself_when_the_clock_is_vouched_for(
     tmp_path: Path, clocks: Clocks, monkeypatch: pytest.MonkeyPatch, help_comes: str
 ) -> None:
     async def scenario() -> None:

@@ -372,7 +372,7 @@ def test_thousands_of_markers_come_in_blocks_of_the_usual_size(
 
 
 @pytest.mark.parametrize("alike", [False, True])
-def test_what_tells_of_an_end_itself_leaves_no_marker(
+def test_message_that_marks_an_end_leaves_no_marker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alike: bool
 ) -> None:
     async def scene(stage: Stage) -> None:

@@ -176,7 +176,7 @@ def test_pending_deliveries_of_erased_messages_end(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_name_of_a_subject_that_a_roll_up_has_not_finished_goes_too(
+def test_name_of_a_subject_that_a_roll_up_has_not_finished_is_removed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("contrail_storage.core.stream.removal.by_subject.REMOVED_MAX", 2)
@@ -343,7 +343,7 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
     asyncio.run(scenario())
 
 
-def test_reason_of_a_failed_erasure_is_told_and_its_pauses_grow(
+def test_reason_of_a_failed_erasure_is_reported_and_its_pauses_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("contrail_storage.upkeep.eraser._RETRY_S", 0.001)

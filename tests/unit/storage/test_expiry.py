@@ -242,7 +242,7 @@ def test_age_removal_of_the_oldest_stops_before_one_that_stays_and_where_markers
 
 
 @each("way", ["delete", "purge", "rollup", "trim"])
-def test_message_that_was_to_stay_is_unmarked_when_it_goes(way: str) -> None:
+def test_exempt_message_is_unmarked_when_it_is_removed(way: str) -> None:
     rig = stream(allow_rollup_hdrs=True)
     publish(rig, of("a"), of("b", TTL_NEVER), of("c"))
     gone: dict[str, cmd.Command] = {

@@ -84,7 +84,7 @@ async def make(link: LocalLink) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
-def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it_goes_on(
+def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it_continues(
     tmp_path: Path, timeout_s: float
 ) -> None:
     async def scenario() -> None:
@@ -200,7 +200,7 @@ def test_pull_and_info_that_wait_for_a_record_say_that_the_disk_hangs(tmp_path: 
 
 
 @pytest.mark.parametrize(("steps", "ends"), [([1, 2, 3, 4], True), ([1, 2, 2], False)])
-def test_change_of_many_steps_takes_as_long_as_the_log_goes_on(
+def test_change_of_many_steps_takes_as_long_as_the_log_continues(
     steps: list[int], ends: bool
 ) -> None:
     async def scenario() -> None:
@@ -231,7 +231,7 @@ def test_change_of_many_steps_takes_as_long_as_the_log_goes_on(
     asyncio.run(scenario())
 
 
-def test_read_that_the_disk_fails_is_told_on_every_way_and_stops_nothing(
+def test_read_that_the_disk_fails_is_reported_by_every_route_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reason = "IO error: While pread offset 0 len 4096: /data/store/000007.sst: Input/output error"

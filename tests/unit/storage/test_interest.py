@@ -84,7 +84,7 @@ def test_message_on_an_unsettled_subject_settles_it() -> None:
 
 
 @pytest.mark.usefixtures("short_searches")
-def test_delete_behind_an_ack_finds_the_last_message_anew() -> None:
+def test_delete_after_an_ack_finds_the_last_message_again() -> None:
     rig = rig_with("a.1", "a.1", "a.1")
     rig.apply(2, cmd.Acknowledge(RED, 1, [2]))
     # The leader looked for the message before 3 while 2 was still there.
@@ -126,7 +126,7 @@ def test_slices_end_at_their_messages_and_go_on_after_a_restart() -> None:
     assert [seq for seq in range(1, 6) if rig.machine.is_live(seq)] == [2, 4]
 
 
-def test_without_consumers_everything_goes_in_one_command() -> None:
+def test_without_consumers_everything_is_removed_in_one_command() -> None:
     rig = rig_with(*["a.1"] * 10)
     rig.apply(2, cmd.DropConsumer(RED))
     assert rig.apply(2, cmd.EnforceInterest(1)) == [Removed(10)]

@@ -111,7 +111,7 @@ def test_archive_of_a_stream_with_gaps_is_restored(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_wanted_messages_behind_unwanted_ones_of_their_entry_are_read(tmp_path: Path) -> None:
+def test_wanted_messages_after_unwanted_ones_of_their_entry_are_read(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as node:
             link = LocalLink(node)
@@ -166,7 +166,7 @@ def unacked(**fields: object) -> DispatcherRig:
     )
 
 
-def test_delivery_without_ack_is_sent_behind_its_commit_and_removes() -> None:
+def test_delivery_without_ack_is_sent_after_its_commit_and_removes() -> None:
     async def scene() -> None:
         rig = unacked(late=True)
         rig.publish("a.1", "a.2", "b")
@@ -203,7 +203,7 @@ def test_lost_delivery_without_ack_comes_with_the_next_pull() -> None:
     run(scene())
 
 
-def test_delivery_goes_on_in_columns_once_the_stream_has_limits_alone() -> None:
+def test_delivery_continues_in_columns_once_the_stream_has_limits_alone() -> None:
     async def scene() -> None:
         rig = unacked()
         rig.publish("a.1", "a.2", "b")

@@ -171,7 +171,7 @@ def test_rare_subject_as_of_now_takes_one_block() -> None:
     scene_of(work)
 
 
-def test_search_beyond_the_bound_goes_on_from_the_token() -> None:
+def test_search_beyond_the_bound_continues_from_the_token() -> None:
     async def work(rig: DispatcherRig, _: LastReader) -> None:
         rig.publish("b")
         reader = LastReader(rig.reader, LastBounds(blocks=7))
@@ -239,7 +239,7 @@ def test_read_of_a_stream_that_was_dropped_meanwhile_is_refused() -> None:
     scene_of(work)
 
 
-def test_token_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_token_continues_after_a_restart(tmp_path: Path) -> None:
     async def scene() -> None:
         request = LastRequest(stream="S", limit=2)
         async with storage(tmp_path) as link:

@@ -34,7 +34,7 @@ def test_log_time_never_runs_backwards_nor_faster_than_boot_time_nor_stands_stil
 
 
 @given(times, st.integers(1, 10**15), st.lists(st.integers(1, 10**13), min_size=1))
-def test_log_time_that_is_ahead_is_met_by_the_wall_clock_and_goes_on_with_it(
+def test_log_time_that_is_ahead_waits_for_the_wall_clock_and_continues_with_it(
     wall_ns: int, ahead_ns: int, steps: list[int]
 ) -> None:
     clock = LogClock(wall_ns + ahead_ns, 0)
@@ -51,7 +51,7 @@ def test_step_forth_of_the_wall_clock_is_followed_by_a_millisecond_a_second() ->
     assert clock.read(3_701 * NS_PER_S, NS_PER_S) == 101 * NS_PER_S + 1_000_000
 
 
-def test_step_back_that_is_taken_back_leaves_nothing_behind() -> None:
+def test_step_back_that_is_undone_leaves_nothing_behind() -> None:
     clock = LogClock(5_000 * NS_PER_S, 0)
     assert clock.read(1_400 * NS_PER_S, 600 * NS_PER_S) == 5_300 * NS_PER_S
     assert clock.read(5_601 * NS_PER_S, 601 * NS_PER_S) == 5_601 * NS_PER_S

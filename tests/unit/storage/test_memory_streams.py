@@ -176,7 +176,7 @@ def test_half_made_change_of_subjects_is_undone_by_a_restart(tmp_path: Path) -> 
     asyncio.run(scene())
 
 
-def test_many_streams_are_made_anew_together(tmp_path: Path) -> None:
+def test_many_streams_are_created_again_together(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (_, link):
             for number in range(300):

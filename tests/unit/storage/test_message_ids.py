@@ -63,7 +63,7 @@ def test_another_key_gives_other_hashes() -> None:
         ("abcdefgh", "efghabcd"),
     ],
 )
-def test_ids_that_are_nearly_alike_are_told_apart(one: str, other: str) -> None:
+def test_ids_that_are_nearly_alike_are_distinguished(one: str, other: str) -> None:
     left, right = hashes([one, other])
     assert left != right
     # Each half is as good: the duplicate window keeps a part of the hash.

@@ -52,7 +52,7 @@ def code(result: Result) -> int:
     return result.code
 
 
-def test_stream_goes_through_its_stages() -> None:
+def test_stream_passes_through_its_stages() -> None:
     kept = Kept()
     assert kept.apply(cmd.ReserveStream("A", ("a",), "i")) == Reserved(1)
     assert kept.meta.streams["A"].stage == "reserved"

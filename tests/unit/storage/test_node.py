@@ -123,7 +123,7 @@ def test_entry_that_cannot_be_applied_ends_the_node(
     asyncio.run(after())
 
 
-def test_entries_behind_one_that_cannot_be_applied_wait_for_the_next_start_too(
+def test_entries_after_one_that_cannot_be_applied_wait_for_the_next_start_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
@@ -205,7 +205,7 @@ def test_what_nobody_waits_for_is_stored_and_recorded_before_a_clean_stop(tmp_pa
     asyncio.run(after())
 
 
-def test_log_time_goes_on_behind_replayed_entries_when_the_wall_clock_was_set_back(
+def test_log_time_continues_after_replayed_entries_when_the_wall_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(_: StorageNode, link: LocalLink) -> None:

@@ -282,7 +282,7 @@ def with_an_older_store(data_dir: Path, older: Path, **options: Any) -> None:
     older.rename(data_dir / "store")
 
 
-def test_store_older_than_the_log_goes_back_gives_out_no_known_sequence_again(
+def test_store_older_than_the_start_of_the_log_assigns_no_known_sequence_again(
     tmp_path: Path,
 ) -> None:
     data_dir = tmp_path / "data"
@@ -302,7 +302,7 @@ def test_store_older_than_the_log_goes_back_gives_out_no_known_sequence_again(
     play(data_dir, after, accept_data_loss=True)
 
 
-def test_older_store_is_brought_up_from_a_log_that_goes_back_to_it(tmp_path: Path) -> None:
+def test_older_store_is_brought_up_from_a_log_that_reaches_back_to_it(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with_an_older_store(data_dir, tmp_path / "older")
     with pytest.raises(DataLostError, match="row 2 is missing"):
@@ -372,7 +372,7 @@ def test_damaged_files_are_kept_twice_at_most_and_go_with_an_erasure(tmp_path: P
     play(tmp_path, erase)
 
 
-def test_archive_of_a_stream_tells_of_its_loss(tmp_path: Path) -> None:
+def test_archive_of_a_stream_records_its_loss(tmp_path: Path) -> None:
     play(tmp_path, two_streams)
     shutil.rmtree(tmp_path / "wal")
 
@@ -392,7 +392,7 @@ def test_archive_of_a_stream_tells_of_its_loss(tmp_path: Path) -> None:
     play(tmp_path, copy, accept_data_loss=True)
 
 
-def test_second_process_on_the_folder_is_told_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_second_process_on_the_folder_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async def scene(_: StorageNode, _link: LocalLink) -> None:
         with pytest.raises(OSError, match="another process is using it"):
             StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())

@@ -40,7 +40,7 @@ def pinned_of(seqs: list[int], end_seq: int) -> Pinned:
 
 
 @given(seq_lists, st.integers(1, 4), st.integers(0, 70))
-def test_list_is_a_set_of_sequences_and_all_behind_them(
+def test_list_is_a_set_of_sequences_and_all_after_them(
     seqs: list[int], gap: int, from_seq: int
 ) -> None:
     pinned = pinned_of(seqs, seqs[-1] + gap)
@@ -78,7 +78,7 @@ def test_list_that_cannot_be_is_refused_in_apply(seqs: list[int], end_seq: int, 
     assert result == ConsumerPut(1, created=True)
 
 
-def test_rows_of_the_list_go_when_the_consumer_has_come_behind_it() -> None:
+def test_rows_of_the_list_are_removed_when_the_consumer_has_passed_it() -> None:
     rig = Rig()
     rig.apply(1, configure(StreamConfig(name="S", subjects=("a",))))
     rig.apply(1, append_of([Message("a", b"x")] * 8))

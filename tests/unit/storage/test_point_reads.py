@@ -142,7 +142,7 @@ async def test_block_that_cannot_be_read_fails_alone(fault: str) -> None:
 
 
 @on_a_loop
-async def test_failed_store_is_told_to_all_and_later_reads_go_on() -> None:
+async def test_failed_store_is_reported_to_all_and_later_reads_continue() -> None:
     source = TurnSource(1, 2)
     points = PointReads(BlockStore(source))
     source.failed = True

@@ -570,7 +570,7 @@ def test_part_of_a_request_that_was_proposed_makes_the_rest_unknown_when_it_fail
     run(scene())
 
 
-def test_entries_wait_while_the_store_is_behind_and_go_on_when_told() -> None:
+def test_entries_wait_while_the_store_is_behind_and_continue_when_notified() -> None:
     async def scene() -> None:
         bench = Bench()
         bench.unwritten_bytes = proposing.UNWRITTEN_BYTES_MAX + 1

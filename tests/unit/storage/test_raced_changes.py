@@ -125,7 +125,7 @@ def test_stream_that_is_changed_while_it_is_removed_stays_removed(tmp_path: Path
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 @pytest.mark.parametrize("config", [ONE, SHARDED], ids=["one shard", "several"])
-def test_whoever_meets_a_removal_halfway_does_not_find_the_stream(
+def test_caller_during_a_removal_does_not_find_the_stream(
     tmp_path: Path, config: StreamConfig, storage: Any
 ) -> None:
     stored = msgspec.structs.replace(config, storage=storage)
@@ -169,7 +169,7 @@ def test_stream_is_removed_at_the_version_that_was_named_alone(tmp_path: Path) -
     play(tmp_path, scene, ONE)
 
 
-def test_removal_cut_short_behind_the_decision_is_finished_by_a_restart(tmp_path: Path) -> None:
+def test_removal_cut_short_after_the_decision_is_finished_by_a_restart(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 3)
         record = node.streams.shard("S").machine.record
@@ -228,7 +228,7 @@ def test_consumer_that_was_changed_is_not_removed_as_idle_by_what_it_was(tmp_pat
     play(tmp_path, scene, ONE)
 
 
-def test_purge_of_a_stream_that_was_made_anew_meanwhile_leaves_the_new_one_alone(
+def test_purge_of_a_stream_that_was_created_again_meanwhile_leaves_the_new_one_alone(
     tmp_path: Path,
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:

@@ -134,7 +134,7 @@ def test_refusal_of_a_change_names_the_field() -> None:
     )
 
 
-def test_shards_behind_the_first_take_over_what_that_decided() -> None:
+def test_shards_after_the_first_take_over_what_that_decided() -> None:
     rig = Rig()
     rig.apply(1, cmd.ConfigureStream(CONFIG, "i", b"k" * 32, 1))
     rig.apply(1, cmd.PutConsumer(RED, 1))
@@ -226,7 +226,7 @@ def test_purge_in_slices_keeps_no_more_and_no_fewer() -> None:
         assert rig.machine.is_live(5)
 
 
-def test_what_no_key_opens_goes_although_the_stream_was_sealed_meanwhile() -> None:
+def test_content_that_no_key_opens_is_removed_although_the_stream_was_sealed_meanwhile() -> None:
     rig = rig_with_red()
     rig.apply(2, stream_put(SEALED, UPDATE))
     assert codes(rig.apply(2, cmd.PurgeSubjects(["a.1"], 9, 100))) == [errors.STREAM_SEALED.code]

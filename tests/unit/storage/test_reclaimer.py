@@ -19,7 +19,7 @@ class ScriptedStore:
         return answer
 
 
-def test_reclaiming_goes_on_after_a_failure_and_ends_with_the_store() -> None:
+def test_reclaiming_continues_after_a_failure_and_ends_with_the_store() -> None:
     store = ScriptedStore([7, StoreFailedError("disk"), 0, 5, StoreClosedError("closed"), 1])
     reclaimer = Reclaimer(store, pause_s=0.0)
     asyncio.run(reclaimer.run())

@@ -68,7 +68,7 @@ def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
     assert (live(rig), rig.machine.subjects_over) == ([10, 11], False)
 
 
-def test_search_that_ends_early_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_that_ends_early_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_subject, "SEARCH_SEQS", 4)
     rig = stream()
     publish(rig, "aXXXXXXXXXaa")
@@ -145,7 +145,7 @@ def test_subjects_of_removed_messages_are_read_from_blocks_after_damage() -> Non
     assert "s.a" not in rig.machine.subjects.ids
 
 
-def test_message_that_goes_is_pending_at_no_consumer() -> None:
+def test_removed_message_is_pending_at_no_consumer() -> None:
     rig = stream(max_msgs_per_subject=1)
     rig.apply(1, cmd.PutConsumer(consumer_config("c"), 1))
     publish(rig, "ab")
@@ -195,7 +195,7 @@ def test_what_replaces_as_much_as_it_brings_is_stored_in_a_full_stream() -> None
 
 
 @pytest.mark.parametrize("atomic", [False, True])
-def test_room_made_by_one_message_of_a_command_is_for_those_behind_it(atomic: bool) -> None:
+def test_space_made_by_one_message_of_a_command_is_for_those_after_it(atomic: bool) -> None:
     limits = {"max_msgs": 4, "max_bytes": 40, "allow_rollup_hdrs": True, "allow_atomic": True}
     rig = stream(discard="new", **limits)
     assert put(rig, *[Message(f"s.{name}", b"x" * 10) for name in "aaab"]) == ["stored"] * 4

@@ -169,7 +169,7 @@ def test_deletions_elsewhere_do_not_make_a_replay_read_twice(
 
 
 @pytest.mark.parametrize("clamp", [False, True])
-def test_replay_that_retention_overtakes_is_cut_or_goes_on_behind_the_gap(
+def test_replay_that_retention_overtakes_is_cut_or_continues_after_the_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clamp: bool
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:

@@ -154,7 +154,7 @@ def test_snapshot_that_nobody_reads_on_gives_its_place_back(tmp_path: Path) -> N
     play(tmp_path, scene)
 
 
-def test_restore_that_is_not_gone_on_with_is_undone(tmp_path: Path) -> None:
+def test_restore_that_is_not_continued_is_undone(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         data = await archive_of(link)
         await link.delete_stream("S")

@@ -124,7 +124,9 @@ def test_killed_process_leaves_the_store_at_its_last_flush(tmp_path: Path) -> No
     store.close()
 
 
-def test_second_opener_is_told_the_store_is_locked(store: RocksStore, tmp_path: Path) -> None:
+def test_second_opener_gets_the_error_that_the_store_is_locked(
+    store: RocksStore, tmp_path: Path
+) -> None:
     with pytest.raises(StoreLockedError):
         RocksStore.open(tmp_path / "db")
 

@@ -13,7 +13,7 @@ from tests.unit.storage.erase_rig import running, secret
 from tests.unit.storage.subject_key_rig import make
 
 
-def test_messages_that_cannot_be_sealed_are_refused_and_those_behind_them_go_on(
+def test_messages_that_cannot_be_sealed_are_refused_and_later_ones_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:

@@ -156,7 +156,7 @@ def test_waiting_pulls_are_served_in_their_order_from_any_shard(tmp_path: Path) 
     play(tmp_path, scene)
 
 
-def test_pull_that_comes_while_others_wait_goes_behind_them(tmp_path: Path) -> None:
+def test_pull_that_comes_while_others_wait_queues_after_them(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await make(link)
         wait_ns = int(PATIENCE_S * 1e9)
@@ -174,7 +174,7 @@ def test_pull_that_comes_while_others_wait_goes_behind_them(tmp_path: Path) -> N
     play(tmp_path, scene)
 
 
-def test_consumer_of_a_stream_made_anew_with_other_shards_begins_anew(tmp_path: Path) -> None:
+def test_consumer_of_a_stream_created_again_with_other_shards_starts_over(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         for shards in (SHARDS, 2, 7, 1, 3):
             config = msgspec.structs.replace(CONFIG, shards=shards)
@@ -354,7 +354,7 @@ def test_tokens_of_elsewhere_are_refused(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_idle_consumer_goes_from_all_shards_at_once(tmp_path: Path) -> None:
+def test_idle_consumer_is_removed_from_all_shards_at_once(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await fill(link, 20)
         ephemeral = ConsumerConfig(

@@ -138,7 +138,7 @@ def test_killed_node_finds_the_stream_where_it_stopped(folder: Path, tmp_path: P
         play(tmp_path / left, look_at_stopped)
 
 
-def test_stopped_stream_can_be_removed_and_made_anew(folder: Path) -> None:
+def test_stopped_stream_can_be_removed_and_created_again(folder: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await stop_stream(node, link)
         await link.delete_stream("S")
@@ -184,7 +184,7 @@ def test_accepted_loss_lets_a_stopped_stream_go_on(
     play(left, once_more)
 
 
-def test_stream_whose_block_reads_back_again_goes_on_when_that_is_accepted(folder: Path) -> None:
+def test_stream_whose_block_reads_back_again_continues_when_that_is_accepted(folder: Path) -> None:
     play(folder, stop_stream)
     flip(folder, bytes([MARK[0] ^ 1]) + MARK[1:])
     play(folder, look_at_stopped)
@@ -200,7 +200,7 @@ def test_stream_whose_block_reads_back_again_goes_on_when_that_is_accepted(folde
     play(folder, healed, accept_data_loss=True)
 
 
-def test_who_waits_for_a_stream_that_stops_is_told(folder: Path) -> None:
+def test_waits_for_a_stream_that_stops_end_with_an_error(folder: Path) -> None:
     async def whole() -> None:
         async with asyncio.timeout(PATIENCE_S), running(folder) as node:
             link = LocalLink(node)

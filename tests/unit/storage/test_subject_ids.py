@@ -85,7 +85,7 @@ def test_name_without_a_number_is_not_there() -> None:
         ids["a"]
 
 
-def test_table_that_was_cleared_begins_anew_at_any_number() -> None:
+def test_cleared_table_starts_again_at_any_number() -> None:
     table = Names(3)
     ids = SubjectIds(table)
     ids.add("a", 3)

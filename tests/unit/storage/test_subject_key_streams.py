@@ -366,7 +366,7 @@ def test_restored_stream_has_keys_of_its_own(tmp_path: Path, node_keys: tuple[by
     asyncio.run(scenario())
 
 
-def test_snapshot_ends_when_a_subject_is_shredded_behind_it(tmp_path: Path) -> None:
+def test_snapshot_ends_when_a_subject_is_shredded_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (node, link):
             await make(link)
@@ -468,7 +468,7 @@ def test_content_under_a_wrong_key_is_damage_that_the_scrub_finds(tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_stream_keeps_or_goes_without_subject_keys_from_its_making_on(tmp_path: Path) -> None:
+def test_stream_has_or_lacks_subject_keys_from_its_creation_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (_, link):
             await make(link)

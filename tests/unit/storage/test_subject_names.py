@@ -64,7 +64,7 @@ def test_live_numbers_above_all_others_are_added(sids: list[int], more: list[int
     check(names, known, next_id + 61)
 
 
-def test_one_old_number_does_not_keep_places_for_all_behind_it() -> None:
+def test_one_old_number_does_not_keep_slots_for_all_after_it() -> None:
     names = of_live([3, 4_000_000_000, 4_000_000_001], 4_000_000_002)
     assert list(names.texts) == ["s.3", "s.4000000000", "s.4000000001"]
     assert names.slots(np.array([3, 4, 4_000_000_001])).tolist() == [0, -1, 2]

@@ -164,7 +164,7 @@ def test_dead_numbers_at_the_low_end_take_no_memory() -> None:
     }
 
 
-def test_one_old_subject_does_not_keep_memory_for_all_that_came_and_went_behind_it() -> None:
+def test_one_old_subject_does_not_keep_memory_for_all_that_came_and_went_after_it() -> None:
     kept = Kept()
     kept.add("old", *names(0, PAGE))
     for start in range(PAGE, 60 * PAGE, PAGE):
@@ -265,7 +265,7 @@ def _agrees(steps: list[tuple[str, list[int] | int | None]]) -> None:
         assert table.size <= max(2 * len(held), len(held) + 4) + 31
 
 
-def test_reader_goes_on_with_the_list_of_names_that_it_took() -> None:
+def test_reader_continues_with_the_list_of_names_that_it_took() -> None:
     kept = Kept()
     kept.add(*names(0, 2 * PAGE))
     taken, base = kept.table.names, kept.table.base

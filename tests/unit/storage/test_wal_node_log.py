@@ -124,7 +124,7 @@ def test_idle_log_adds_an_empty_batch_so_that_rot_in_the_last_entry_shows(disk: 
     assert Node(disk).log.recovery.rot is not None
 
 
-def test_closed_log_has_a_successor_behind_the_last_entry(disk: SimDisk) -> None:
+def test_closed_log_has_a_successor_after_the_last_entry(disk: SimDisk) -> None:
     node = Node(disk).start()
     node.put(1, 1, b"precious")
     node.log.close()
@@ -142,7 +142,7 @@ def test_truncation_is_recovered(disk: SimDisk, node: Node) -> None:
     assert [index for index, _, _ in entries(Node(disk.survivor()).held[1])] == [1, 2]
 
 
-def test_reset_leaves_an_empty_log_behind_the_new_base(disk: SimDisk, node: Node) -> None:
+def test_reset_leaves_an_empty_log_after_the_new_base(disk: SimDisk, node: Node) -> None:
     node.put(1, 1)
     node.settle(1, node.log.reset(1, 90, 7))
     node.put(1, 91, b"next", term=7)
@@ -381,7 +381,7 @@ def test_room_made_ahead_is_no_torn_tail(disk: SimDisk, node: Node) -> None:
     assert len(disk.names[path].content) == inode.end
 
 
-def test_zeros_behind_a_segment_that_was_left_are_passed_over(disk: SimDisk) -> None:
+def test_zeros_after_a_segment_that_was_left_are_passed_over(disk: SimDisk) -> None:
     node = Node(disk, SMALL).start()
     for index in range(1, 20):
         node.put(1, index, b"x" * 50)
@@ -392,7 +392,7 @@ def test_zeros_behind_a_segment_that_was_left_are_passed_over(disk: SimDisk) -> 
     assert again.held[1].last_index == 19
 
 
-def test_zeros_in_the_place_of_a_batch_with_a_sound_one_behind_it_are_rot(
+def test_zeros_in_the_place_of_a_batch_with_a_sound_one_after_it_are_rot(
     disk: SimDisk, node: Node
 ) -> None:
     node.put(1, 1, b"first")
@@ -531,7 +531,7 @@ def test_real_disk_gives_back_what_was_written(tmp_path: Path) -> None:
     reopened.close()
 
 
-def test_log_told_to_rotate_leaves_its_segment_and_all_of_it_can_go(disk: SimDisk) -> None:
+def test_rotated_log_leaves_its_segment_and_all_of_it_can_be_removed(disk: SimDisk) -> None:
     node = Node(disk, groups=(1, 2)).start()
     for index in range(1, 4):
         node.put(1, index, b"secret")
