@@ -14,6 +14,7 @@ from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, R
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
+from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream.data_loss import Recount
@@ -76,14 +77,15 @@ def sealed(config: StreamConfig, command: cmd.Append) -> cmd.Append:
     return msgspec.structs.replace(command, columns=cells, ttls=ttls)
 
 
-def hashed_expected(expected: Expected) -> cmd.HashedExpected:
+def hashed_expected(expected: Expected) -> HashedExpected:
     """Expectations as they stand in a command."""
-    return cmd.HashedExpected(
+    return HashedExpected(
         expected.stream,
         expected.last_seq,
         expected.last_subject_seq,
         expected.last_subject_seq_subject,
         None if expected.last_msg_id is None else hash_of(expected.last_msg_id),
+        *((expected.as_of, expected.newest) if isinstance(expected, ProvenExpected) else ()),
     )
 
 

@@ -7,7 +7,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
-from tests.unit.storage.machine_rig import Rig, Shelf, hash_of, picture
+from tests.unit.storage.machine_rig import SHARD, Rig, Shelf, hash_of, picture
 from tests.unit.storage.naive_models import NaiveStream
 from tests.unit.storage.walks import Walk
 
@@ -16,7 +16,7 @@ COMMANDS_MAX = 4
 
 
 class StreamAgreement(Walk):
-    """A machine, a twin whose blocks are merged otherwise, and a naive stream that agree."""
+    """A machine, a twin with the commands of the log and other blocks, and a naive stream agree."""
 
     config: StreamConfig
     naive: NaiveStream
@@ -48,10 +48,16 @@ class StreamAgreement(Walk):
     def close_entry(self) -> None:
         if self.entry:
             results = self.rig.apply(self.now_ns, *self.entry)
-            assert repr(results) == repr(self.twin.apply(self.now_ns, *self.entry))
+            assert repr(results) == repr(self.twin.apply(self.now_ns, *self.logged()))
             for check, result in zip(self.answers, results, strict=True):
                 check(result)
         self.entry, self.answers = [], []
+
+    def logged(self) -> list[cmd.Command]:
+        """The commands of the entry, as the log has them."""
+        pairs = [(SHARD, command) for command in self.entry]
+        entry = cmd.decode_entry(cmd.encode_entry(cmd.Entry(self.now_ns, pairs)))
+        return [command for _, command in entry.commands]
 
     def expect(self, expected: Result) -> Callable[[Result], None]:
         """A check that the answer is ``expected``; of a refusal, its code."""

@@ -17,6 +17,7 @@ from contrail_common.model import Expected, PublishMessage
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
+from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.results import Appended, Done, Refused, Result
 from contrail_storage.replica import entries
 from contrail_storage.replica import proposer as proposing
@@ -179,7 +180,7 @@ def test_ids_and_expectations_stand_hashed_beside_their_messages() -> None:
         [(_, command)] = bench.decoded[0].commands
         assert isinstance(command, cmd.Append)
         assert command.ids == NO_ID + hash_id("one", KEY) + NO_ID
-        assert command.expected == {2: cmd.HashedExpected("S", 4, None, None, hash_id("one", KEY))}
+        assert command.expected == {2: HashedExpected("S", 4, None, None, hash_id("one", KEY))}
         assert command.is_sound()
 
     run(scene())
@@ -194,7 +195,7 @@ def test_expected_empty_id_stands_for_a_last_message_without_one() -> None:
         await bench.commit_all()
         [(_, command)] = bench.decoded[0].commands
         assert isinstance(command, cmd.Append)
-        assert command.expected == {0: cmd.HashedExpected(last_id=NO_ID)}
+        assert command.expected == {0: HashedExpected(last_id=NO_ID)}
 
     run(scene())
 
@@ -280,7 +281,7 @@ def test_single_messages_and_batches_that_wait_together_keep_their_order() -> No
         assert command.subjects == ["a", "b"]
         assert np.frombuffer(command.subject_index, np.uint32).tolist() == [0, 1, 1, 1, 0, 0]
         assert command.ids == NO_ID * 2 + hash_id("one", KEY) + NO_ID * 3
-        assert command.expected == {4: cmd.HashedExpected(last_seq=4)}
+        assert command.expected == {4: HashedExpected(last_seq=4)}
         assert [await each for each in futures] == [
             [PubResult(1)], [PubResult(2, count=3)], [PubResult(5)], [PubResult(6)],
         ]  # fmt: skip

@@ -2,8 +2,6 @@
 
 Each scene runs a whole node on asyncio's own loop and measures every callback of the operation.
 The operation runs on little content first, which loads what is imported at the first use.
-
-Not within the bound yet, and so without a test: an expectation about a wildcard on many subjects.
 """
 
 import asyncio

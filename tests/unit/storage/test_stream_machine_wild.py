@@ -12,6 +12,7 @@ from contrail_common.columns.blocks import MessageColumns, decode_block, encode_
 from contrail_common.columns.header_columns import HeaderColumns
 from contrail_common.model import ConsumerConfig, StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture
@@ -74,12 +75,14 @@ columns = st.builds(
     ),
 )
 expectations = st.builds(
-    cmd.HashedExpected,
+    HashedExpected,
     st.none() | texts,
     st.none() | numbers,
     st.none() | numbers,
     st.none() | subjects,
     st.none() | st.binary(max_size=17),
+    st.none() | numbers,
+    numbers,
 )
 ill_formed_appends = st.builds(
     cmd.Append,

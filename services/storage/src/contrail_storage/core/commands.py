@@ -26,6 +26,7 @@ from contrail_common.model import (
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.dedupe import ID_BYTES
+from contrail_storage.core.expected import HashedExpected
 
 REASON_MAX: Final = 1_000
 """Characters of the description of a damage that are kept."""
@@ -36,16 +37,6 @@ RANGES_MAX: Final = 100
 
 META_SHARD = 0
 """The shard id of the meta machine: stream names, subjects and shard ids."""
-
-
-class HashedExpected(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
-    """Expectations of one message (``contrail_common.model.Expected``), its id hashed."""
-
-    stream: str | None = None
-    last_seq: int | None = None
-    last_subject_seq: int | None = None
-    last_subject_seq_subject: str | None = None
-    last_id: bytes | None = None
 
 
 class Append(msgspec.Struct, tag=1, array_like=True):

@@ -38,8 +38,8 @@ from contrail_storage.core.commands import (
     Deliver,
     Entry,
     Exhaust,
-    HashedExpected,
 )
+from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.results import Appended, Refused, Result
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
@@ -63,7 +63,7 @@ _SEAL_BYTES: Final = 12
 """Bytes per sealed message: key and plain size."""
 _ASKED_BYTES: Final = 16
 """Bytes per roll-up or time to live: a position, and a number or word."""
-_EXPECTED_BYTES: Final = 64
+_EXPECTED_BYTES: Final = 96
 _log = structlog.get_logger("contrail.proposer")
 
 Content = PublishMessage | MessageBatch
@@ -99,13 +99,12 @@ class AppendRequest:
             if content.rollup == "all":
                 self.firsts = (0,)
             self.count = self.remaining = 1
-            self.size = entry_bytes(content)
         else:
             self.atomic = content.atomic
             if content.rollups is not None:
                 self.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
             self.count = self.remaining = content.count
-            self.size = batch_size(content)
+        self.size = content_size(content)
         # Computed on first use: see `ends`.
         self._ends: list[int] | None = None
         # (position of the first message, results), in the order in which parts are settled.
@@ -511,10 +510,16 @@ def _hashed(expected: Expected, key: bytes) -> HashedExpected:
         expected.last_subject_seq,
         expected.last_subject_seq_subject,
         None if last_id is None else hash_id(last_id, key),
+        *((expected.as_of, expected.newest) if isinstance(expected, ProvenExpected) else ()),
     )
 
 
 # Sizes -------------------------------------------------------------------------------------------
+
+
+def content_size(content: Content) -> int:
+    """Bytes of all messages of a request."""
+    return batch_size(content) if isinstance(content, MessageBatch) else entry_bytes(content)
 
 
 def batch_size(batch: MessageBatch) -> int:

@@ -54,6 +54,8 @@ class Shard:
     """Held while messages are removed on request, so that one removal runs at a time."""
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
     """By level of merging: the small blocks at the end that wait to be merged."""
+    publishes_wait: bool = False
+    """Whether publishes wait for a proof, so that all later ones must wait too."""
     stay_below: int = 0
     """No live message below this sequence is ever removed for its age."""
     oldest: tuple[int, int] = (0, 0)

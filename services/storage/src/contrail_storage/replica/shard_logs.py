@@ -47,6 +47,10 @@ class ShardLogs:
             return self._memory.append
         return self._sealing.append if seals(shard) else self._durable.append
 
+    def hold(self, shard: Shard, size: int) -> None:
+        """Count bytes of messages that will be appended soon: see `Proposer.hold`."""
+        (self._memory if shard.in_memory else self._durable).hold(size)
+
     def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result.
 

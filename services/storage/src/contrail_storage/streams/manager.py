@@ -29,6 +29,7 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
+from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.outcomes import begun, error_of, expect
 from contrail_storage.streams.removals import Removals
@@ -78,6 +79,8 @@ class StreamManager:
         """Removes messages of any shard."""
         # Names the actual last message id where a publish expected another one.
         self._last_ids = LastIds(reader)
+        # Finds the last messages of wildcards that publishes expect something of.
+        self._expectations = Expectations(shard_log, self.removals)
         # Held while a stream is made, changed, removed or reconciled.
         self._lock = asyncio.Lock()
         # Names that `claim_restore` keeps.
@@ -130,7 +133,15 @@ class StreamManager:
             stream = known
         else:
             append = self._shard_log.appending(shards[0])
-            stream = Stream(entry, shards, self.node, self._check_serving, append, self._last_ids)
+            stream = Stream(
+                entry,
+                shards,
+                self.node,
+                self._check_serving,
+                append,
+                self._last_ids,
+                self._expectations,
+            )
         self._streams[name] = stream
         return stream
 

@@ -21,6 +21,7 @@ from contrail_storage.replica.entries import Content, Done, Outcome, contents_of
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append
 from contrail_storage.store.block_store import UNREADABLE
+from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.sharded_publish import scatter
 from contrail_storage.streams.sharded_state import (
@@ -46,8 +47,8 @@ class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
     __slots__ = (
-        "_append", "_check_serving", "_last_ids", "durability", "entry", "in_memory", "leader",
-        "shards",
+        "_append", "_check_serving", "_expectations", "_last_ids", "durability", "entry",
+        "in_memory", "leader", "shards",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Stream:
         check_serving: CheckServing,
         append: Append,
         last_ids: LastIds,
+        expectations: Expectations,
     ) -> None:
         self.entry = entry
         """Its entry in the meta machine. Replaced when its subjects change."""
@@ -74,6 +76,8 @@ class Stream:
         self._append = append
         # Completes refusals of messages that expect a last message id.
         self._last_ids = last_ids
+        # Finds what publishes that expect something of a wildcard need to know.
+        self._expectations = expectations
 
     @property
     def exists(self) -> bool:
@@ -151,7 +155,10 @@ class Stream:
             raise data_lost(shard)
         if content.expected:
             done = partial(self._last_ids.complete, shard, done)
-        self._append(shard.machine.shard_id, content, done)
+        if shard.publishes_wait or content.expected:
+            self._expectations.append(shard, content, done, self._append)
+        else:
+            self._append(shard.machine.shard_id, content, done)
 
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):

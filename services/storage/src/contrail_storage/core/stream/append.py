@@ -17,13 +17,15 @@ from contrail_common.columns.blocks import Block, MessageColumns
 from contrail_common.model import Rollup, StreamConfig
 from contrail_common.subjects import is_wildcard, matches
 from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.commands import Append, HashedExpected
+from contrail_storage.core.commands import Append
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
+from contrail_storage.core.expected import HashedExpected, wildcard_of
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Result, Step
 from contrail_storage.core.stream import ttl
 from contrail_storage.core.stream.capacity import CapacityCheck
 from contrail_storage.core.stream.coverage import Coverage
+from contrail_storage.core.stream.last_matches import LastMatches
 from contrail_storage.core.stream.removal import deletion, interest, limits, purge
 from contrail_storage.core.stream.shard_state import ShardState
 from contrail_storage.core.stream.strip_dead import strip_dead_columns
@@ -325,17 +327,26 @@ class _Checks:
         subject_index: U32Array,
         unwanted: NDArray[np.bool_] | None,
     ) -> None:
+        # The state before the append.
         self._state = state
+        # The configuration, with this shard's share of the limits.
         self._config = config
+        # The append; its messages are named by position.
         self._command = command
+        # Bytes of each message, as limits count them.
         self._sizes = sizes
+        # For each message the position of its subject in the command.
         self._subject_index = subject_index
+        # The sequence of the first message that is accepted.
         self._first_seq = state.counters.last_seq + 1
+        # The messages that no consumer wants; None if there are none.
         self._unwanted = unwanted
         # How many messages were accepted so far: the next one gets `_first_seq + _accepted`.
         self._accepted = 0
         # The last sequence that this batch gives to a message of the subject.
         self._stored: dict[str, int] = {}
+        # Last sequences by pattern, from the leader's proofs. Built for the first one.
+        self._matches: LastMatches | None = None
         # Built for the first message that a limit with discard new may refuse.
         self._capacity: CapacityCheck | None = None
         self.new_ids: IdHashes | None = None
@@ -427,6 +438,8 @@ class _Checks:
             # An unwanted message is not the last one of its subject: it is not there.
             if self._is_wanted(at):
                 self._stored[subject] = seq
+                if self._matches is not None:
+                    self._matches.add(subject, seq)
             self.last_id = message_id
             if message_id != NO_ID:
                 new[message_id] = seq
@@ -470,11 +483,10 @@ class _Checks:
     def _check_expected(self, expected: HashedExpected, subject: str) -> Refused | None:
         last_seq = self._first_seq + self._accepted - 1
         if expected.last_subject_seq is not None:
-            pattern = expected.last_subject_seq_subject or subject
-            actual = self._last_of(pattern)
-            # An exact answer would need a search through blocks, which is not bounded. The
-            # publisher may try again; `EnforceInterest` searches meanwhile.
-            if self._is_bound(pattern, actual):
+            actual = self._last_of(expected, subject)
+            # An exact answer would need a search without a bound. The leader searches again if this
+            # is about a wildcard; otherwise the publisher may try again.
+            if actual is None:
                 return Refused(
                     errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"
                 )
@@ -492,27 +504,33 @@ class _Checks:
             return Refused(code, f"{detail}: the last message has no id")
         return Refused(code, detail, seq=last_seq)  # the state has hashes, not the id itself
 
-    def _last_of(self, pattern: str) -> int:
-        """Last sequence of the subject or filter, including earlier messages of this batch."""
-        subjects = self._state.subjects
+    def _last_of(self, expected: HashedExpected, subject: str) -> int | None:
+        """Last sequence of the subject or filter, including earlier messages of this batch.
+
+        None if it is not known.
+        """
+        pattern = expected.last_subject_seq_subject or subject
+        if expected.as_of is not None and wildcard_of(expected) is not None:
+            if self._matches is None:
+                self._matches = LastMatches.of(self._state, self._command.expected or {})
+                for name, seq in self._stored.items():
+                    self._matches.add(name, seq)
+            return self._matches.last(pattern, expected.as_of, expected.newest)
+        table = self._state.subjects
         if not is_wildcard(pattern):
-            return self._stored.get(pattern) or subjects.last_seq(pattern)
+            last_seq = self._stored.get(pattern)
+            if last_seq is None and table.ids.get(pattern) not in table.unsettled:
+                last_seq = table.last_seq(pattern)
+            return last_seq
+        return self._last_of_all(pattern)
+
+    def _last_of_all(self, pattern: str) -> int | None:
+        """As :meth:`_last_of`, by all names: for a log of a version without proofs."""
         within = [seq for subject, seq in self._stored.items() if matches(pattern, subject)]
         if within:
             return max(within)
-        return max(
-            (subjects.last_of(sid) for sid, name in subjects.live() if matches(pattern, name)),
-            default=0,
-        )
-
-    def _is_bound(self, pattern: str, last_seq: int) -> bool:
-        """Whether ``last_seq`` is only an upper bound of the last sequence of ``pattern``."""
         table = self._state.subjects
-        if not table.unsettled or last_seq >= self._first_seq:
-            return False
-        if not is_wildcard(pattern):
-            return table.ids.get(pattern) in table.unsettled
-        return any(
-            table.last_of(sid) == last_seq and matches(pattern, table.name(sid))
-            for sid in table.unsettled
-        )
+        found = [sid for sid, name in table.live() if matches(pattern, name)]
+        last_seq = max(map(table.last_of, found), default=0)
+        bounds = table.unsettled.intersection(found)
+        return None if any(table.last_of(sid) == last_seq for sid in bounds) else last_seq
