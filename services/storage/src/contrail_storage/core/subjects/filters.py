@@ -71,13 +71,12 @@ class _BySlot(NamedTuple):
 class Rest(NamedTuple):
     """Subjects that a filter must look at: ``work`` is for any thread, and its result for `accept`.
 
-    ``work`` returns the answers for the slots of ``numbered`` from ``low`` on.
+    These are the slots of ``before`` from ``seen`` on, or all that have moved to ``numbered``.
     """
 
     before: SubjectNames
     seen: int
     numbered: SubjectNames
-    low: int
     work: Callable[[], NDArray[np.bool_]]
 
 
@@ -119,31 +118,38 @@ class SubjectFilter:
             return None
         numbered = table.numbered
         if self._numbered is not numbered and not self._moves_at_once(table):
-            return Rest(self._numbered, self._seen, numbered, 0, self._mover(numbered))
+            return Rest(self._numbered, self._seen, numbered, self._mover(numbered))
         low = self._seen
         high = min(table.size, low + PIECE)
         if high - low <= DIRECT:
             return None
-        return Rest(numbered, low, numbered, low, partial(self._match, numbered, low, high))
+        self._reserve(table.size)
+        return Rest(numbered, low, numbered, partial(self._match, numbered, low, high))
 
     def accept(self, rest: Rest, answers: NDArray[np.bool_]) -> None:
         """Take what ``rest.work`` returned, unless the filter was used meanwhile."""
         if self._numbered is rest.before and self._seen == rest.seen:
-            self._numbered = rest.numbered
-            self._put(rest.low, answers)
+            if rest.numbered is not rest.before:
+                self._begin(rest.numbered)
+            self._put(answers)
 
     def _moves_at_once(self, table: SubjectTable) -> bool:
         """Follow the table to its new slots if that is quick: few are known, or none is of use."""
         if self._rounds != table.rounds or not self._seen:
             # Numbers of another run may be those of other subjects.
-            self._numbered, self._rounds, self._seen = table.numbered, table.rounds, 0
+            self._rounds = table.rounds
+            self._begin(table.numbered)
         elif self._seen > DIRECT:
             return False
         else:
             answers = self._mover(table.numbered)()
-            self._numbered = table.numbered
-            self._put(0, answers)
+            self._begin(table.numbered)
+            self._put(answers)
         return True
+
+    def _begin(self, numbered: SubjectNames) -> None:
+        # Lookups still use the answers by the former slots.
+        self._numbered, self._seen, self._mask = numbered, 0, np.zeros(0, np.bool_)
 
     def _mover(self, numbered: SubjectNames) -> Callable[[], NDArray[np.bool_]]:
         """Return the work of moving the known answers to the slots that numbers have now."""
@@ -151,20 +157,23 @@ class SubjectFilter:
         known = numbered.slot_from(self._numbered.number(self._seen))
         return lambda: before.select(numbered.numbers(np.arange(known)))
 
-    def _put(self, low: int, answers: NDArray[np.bool_]) -> None:
-        end = low + len(answers)
-        if not low or end > len(self._mask):
-            grown = np.zeros(end + end // 4, np.bool_)
-            grown[:low] = self._mask[:low]
+    def _reserve(self, size: int) -> None:
+        if size > len(self._mask):
+            grown = np.zeros(size + size // 4, np.bool_)
+            grown[: self._seen] = self._mask[: self._seen]
             self._mask = grown
-        self._mask[low:end] = answers
+
+    def _put(self, answers: NDArray[np.bool_]) -> None:
+        end = self._seen + len(answers)
+        self._reserve(end)
+        self._mask[self._seen : end] = answers
         self._seen = end
 
     def _catch_up(self, table: SubjectTable) -> None:
         while (rest := self.rest(table)) is not None:
             self.accept(rest, rest.work())
         if self._seen < table.size:
-            self._put(self._seen, self._match(table.numbered, self._seen, table.size))
+            self._put(self._match(table.numbered, self._seen, table.size))
 
     # Use -----------------------------------------------------------------------------------------
 
