@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.deleted import PAGE
@@ -107,10 +106,8 @@ class Removals:
         """The sequences with messages that match now (from, and up to), and which numbers match."""
         wanted = await self._reader.filter_of(shard, (pattern or ">",))
         table, counters = shard.machine.subjects, shard.machine.counters
-        if wanted.matches_all:
-            return counters.first_seq, counters.last_seq + 1, lambda sids: np.ones(len(sids), bool)
         matches = wanted.lookup(table).select
-        if is_wildcard(pattern):
+        if not wanted.literal:
             return counters.first_seq, counters.last_seq + 1, matches
         sid = table.ids.get(pattern)
         if sid is None:

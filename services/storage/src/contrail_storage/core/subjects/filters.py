@@ -40,6 +40,13 @@ class SubjectLookup(Protocol):
         """A mask of the numbers that match; numbers of subjects without messages may or may not."""
 
 
+class _Every(NamedTuple):
+    """A lookup that every number passes."""
+
+    def select(self, sids: I64Array | U32Array) -> NDArray[np.bool_]:
+        return np.ones(len(sids), np.bool_)
+
+
 class _ByNumber(NamedTuple):
     """A lookup of a few numbers, which ascend."""
 
@@ -179,6 +186,8 @@ class SubjectFilter:
 
     def lookup(self, table: SubjectTable) -> SubjectLookup:
         """A lookup for messages that are live now. Other threads may use it."""
+        if not self.patterns:
+            return _Every()
         if self.literal:
             return _ByNumber(self._literal_numbers(table))
         self._catch_up(table)
@@ -235,12 +244,6 @@ class SubjectFilter:
     def numbers(self, table: SubjectTable, from_sid: int = 0) -> I64Array:
         """Numbers of the live subjects that match, ascending from ``from_sid`` on."""
         return table.numbered.numbers(self.slots(table, from_sid))
-
-    def subjects(self, table: SubjectTable) -> list[tuple[int, str]]:
-        """(sid, name) of the live subjects that match, ascending."""
-        slots, names = self.slots(table), table.numbered.texts
-        found = (name for at in slots.tolist() if (name := names[at]) is not None)
-        return list(zip(table.numbered.numbers(slots).tolist(), found, strict=True))
 
 
 def _ranges(table: SubjectTable, from_sid: int) -> list[tuple[int, int]]:
