@@ -107,7 +107,8 @@ def test_rows_of_windows_do_not_outlive_a_loss(tmp_path: Path) -> None:
 
     async def before(node: StorageNode, link: LocalLink) -> None:
         await make(link, "S")
-        await publish(link, "S", *[b"x"] * 2_000)
+        for _ in range(5):
+            await publish(link, "S", *[b"x"] * 1_000)
         await node.until_written()
         assert len(rows(node)) == 1
         await node.checkpoint()
@@ -119,7 +120,7 @@ def test_rows_of_windows_do_not_outlive_a_loss(tmp_path: Path) -> None:
 
     async def after(node: StorageNode, link: LocalLink) -> None:
         assert rows(node) == []
-        assert (await link.stream_info("S")).state.messages == 2_000
+        assert (await link.stream_info("S")).state.messages == 5_000
 
     play(tmp_path / "data", after, accept_data_loss=True)
 

@@ -30,7 +30,7 @@ _RETRIES = 8
 _RUN_BLOCKS = 64
 _RUN_BYTES = 32 << 10
 """Bytes of small blocks that are read with the first: a thread for each would cost more."""
-_FIRST_WINDOWS = 4
+_FIRST_WINDOWS = 1
 """Windows that a search reads first; then it reads more and more at a time."""
 _TABLE_MAX = 4_096
 """Subjects of a table that is searched as a whole, which takes less than reading a block."""

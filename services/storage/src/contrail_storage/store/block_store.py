@@ -35,8 +35,9 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
-# Bytes of a cached block in addition to its columns, so that tiny blocks count too.
+# Bytes of a cached block and of a message in addition to the columns, so that tiny ones count too.
 _CACHED_OVERHEAD: Final = 512
+_CACHED_EACH: Final = 8
 # Below this number of dropped blocks, the columns are not cut: each cut copies what is left.
 _COMPACT_FROM: Final = 1_024
 
@@ -54,7 +55,6 @@ class BlockSource(Protocol):
 
     def get_unverified(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """As :meth:`get_once`, without checking the store's own checksums."""
-        ...
 
 
 class BlockMissingError(Exception):
@@ -562,7 +562,7 @@ class BlockStore:
             return cached[0]
 
     def _remember(self, key: tuple[int, int], block: Block, replace: bool) -> None:
-        size = block.stored_bytes + _CACHED_OVERHEAD
+        size = block.stored_bytes + _CACHED_OVERHEAD + _CACHED_EACH * block.count
         with self._lock:
             if not replace and (key in self._cache or key in self._unwritten):
                 return  # merged while it was read: the block that is there has more messages

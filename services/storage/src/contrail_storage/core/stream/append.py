@@ -182,7 +182,7 @@ def _store(
     times_ns = np.full(count, step.now_ns, np.int64)
     state.fresh.append(MessageFacts(first_seq, sids, sizes, times_ns))
     _count(state, step, count, count, size, columns.payload)
-    return Block(first_seq, times_ns, sids, columns)
+    return Block(first_seq, times_ns, sids, columns, sizes)
 
 
 def _store_wanted(
