@@ -65,12 +65,12 @@ class Extent(NamedTuple):
     """First sequence and number of messages of a block."""
 
     base_seq: int
-    count: int
+    messages: int
 
     @property
     def end_seq(self) -> int:
         """The sequence after the last message."""
-        return self.base_seq + self.count
+        return self.base_seq + self.messages
 
 
 def joined(parts: Sequence[WindowFacts]) -> WindowFacts:
@@ -216,11 +216,11 @@ def read_blocks(
 
     def each() -> Iterator[Block]:
         # One by one: a block may have 4 MiB, and only its facts are kept.
-        for block_seq, count in extents:
+        for block_seq, messages in extents:
             block = blocks.recall(shard_id, block_seq)
             if block is None:
                 (block,) = blocks.load_many(shard_id, [block_seq])
-            if block.count < count:
+            if block.count < messages:
                 raise BlockMissingError(f"block {block_seq} of shard {shard_id} was cut")
             yield block
 
