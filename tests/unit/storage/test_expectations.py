@@ -105,6 +105,23 @@ def test_message_of_a_batch_is_not_stored_behind_those_after_it(
     play(tmp_path, scene, PLAIN)
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_patterns_are_searched_alone_or_together(tmp_path: Path, more: int) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        kinds = expectations._ALONE_MAX + more
+        subjects = [f"a.{at}.{at % kinds}" for at in range(5 * kinds)]
+        await results(link, *[message(subject) for subject in subjects])
+        await link.delete_message("S", 5 * kinds - 1)
+        last = [4 * kinds + kind + 1 for kind in range(kinds)]
+        last[kinds - 2] -= kinds
+        batch = [message("a.n", f"a.*.{kind}", last[kind]) for kind in range(kinds)]
+        assert await results(link, *batch) == [(0, 5 * kinds + at + 1) for at in range(kinds)]
+        batch = [message("a.n", f"a.*.{kind}", last[kind] + 1) for kind in range(kinds)]
+        assert await results(link, *batch) == [(WRONG, 0)] * kinds
+
+    play(tmp_path, scene, PLAIN)
+
+
 def collected(link: LocalLink, messages: list[PublishMessage]) -> list["asyncio.Future[Any]"]:
     """Publish each, without waiting for the one before."""
     outcomes: list[asyncio.Future[Any]] = []

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
@@ -30,8 +31,10 @@ from contrail_common.model import Expected
 from contrail_common.subject_tree import SubjectTree
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.expected import ProvenExpected, wildcard_of
-from contrail_storage.core.subjects.subject_names import SubjectNames
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.core.subjects.packed_names import PackedNames
 from contrail_storage.core.subjects.subject_table import SubjectTable
+from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.entries import (
     Content,
     Done,
@@ -49,8 +52,10 @@ _SEARCHED_TOGETHER: Final = 1_024
 """Waiting publishes whose patterns one search has."""
 _PROPOSED_TOGETHER: Final = 256
 """Publishes and patterns that are proposed before others get their turn."""
-_PIECE: Final = 1_024
-"""Names that are compared before others get the interpreter."""
+_ALONE_MAX: Final = 8
+"""Patterns up to which each has a filter of its own."""
+_PIECE: Final = 4_096
+"""Slots that are searched before others get the interpreter."""
 _log = structlog.get_logger("contrail.expectations")
 
 
@@ -79,9 +84,11 @@ class _Waiting:
 class Expectations:
     """Accepts publishes of any shard and proposes them with proofs. Used on the event loop only."""
 
-    def __init__(self, logs: ShardLogs, removals: Removals) -> None:
+    def __init__(self, logs: ShardLogs, reader: Reader, removals: Removals) -> None:
         # Counts the bytes of waiting publishes.
         self._logs = logs
+        # Has the filters that match names with patterns.
+        self._reader = reader
         # Finds the last messages of subjects for which the table has only a bound.
         self._removals = removals
         # By shard: publishes that wait. `Shard.publishes_wait` says whether there are any.
@@ -144,15 +151,17 @@ class Expectations:
     async def _find(self, shard: Shard, patterns: set[str]) -> dict[str, Proof]:
         proofs: dict[str, Proof] = {}
         for _ in range(TRIES):
-            names = _Names.of(shard)
-            found = await asyncio.to_thread(names.search, patterns)
-            confirmed, patterns = _confirmed(shard, names.as_of, found)
-            proofs |= confirmed
+            for group in _groups(patterns):
+                wanted = await self._reader.filter_of(shard, group)
+                names = _Names.of(shard, wanted)
+                found = await asyncio.to_thread(names.search, group)
+                proofs |= _confirmed(shard, names.as_of, found)
+            patterns = patterns - proofs.keys()
             if not patterns:
                 return proofs
             await self._removals.settle_last(shard)
         # No message has this sequence, so `apply` refuses the publish.
-        return proofs | dict.fromkeys(patterns, Proof(names.as_of, -1))
+        return proofs | dict.fromkeys(patterns, Proof(0, -1))
 
     def _answered(
         self,
@@ -224,6 +233,15 @@ def _proven(content: Content, proofs: Mapping[str, Proof]) -> Content:
 # Searching ---------------------------------------------------------------------------------------
 
 
+def _groups(patterns: set[str]) -> Iterable[tuple[str, ...]]:
+    """The patterns that are searched together: each by itself if they are few.
+
+    A filter for one pattern finds the last message without comparing names, and is used again.
+    """
+    some = tuple(sorted(patterns))
+    return [(one,) for one in some] if len(some) <= _ALONE_MAX else [some]
+
+
 class _Names(NamedTuple):
     """The subjects of a shard at one moment, for a search in another thread.
 
@@ -232,55 +250,61 @@ class _Names(NamedTuple):
     """
 
     as_of: int
-    numbered: SubjectNames
+    texts: PackedNames
     last: I64Array
     counts: U32Array
+    matches: NDArray[np.bool_] | None
+    """By slot, for any of the patterns; None: all match."""
     size: int
 
     @classmethod
-    def of(cls, shard: Shard) -> "_Names":
+    def of(cls, shard: Shard, wanted: SubjectFilter) -> "_Names":
         table = shard.machine.subjects
-        as_of = shard.machine.counters.last_seq
-        return cls(as_of, table.numbered, table.last, table.counts, table.size)
+        return cls(
+            shard.machine.counters.last_seq,
+            table.numbered.texts,
+            table.last,
+            table.counts,
+            wanted.matches(table),
+            table.size,
+        )
 
-    def search(self, patterns: set[str]) -> dict[str, tuple[str, int]]:
+    def search(self, patterns: tuple[str, ...]) -> dict[str, tuple[str, int]]:
         """For each pattern the live subject with the highest ``last``, and that; ("", 0): none."""
         tree: SubjectTree[str] = SubjectTree()
         for pattern in patterns:
             tree.add(pattern, pattern)
         found = dict.fromkeys(patterns, ("", 0))
         for low in range(0, self.size, _PIECE):
-            high = min(low + _PIECE, self.size)
-            live = np.flatnonzero(self.counts[low:high]) + low
-            texts = self.numbered.texts.array(low, high).to_pylist()
-            for at, last in zip(live.tolist(), self.last[live].tolist(), strict=True):
-                name = texts[at - low]
+            wanted = self.counts[low : min(low + _PIECE, self.size)] > 0
+            if self.matches is not None:
+                wanted &= self.matches[low : low + len(wanted)]
+            slots = np.flatnonzero(wanted) + low
+            last = self.last[slots]
+            if len(patterns) == 1 and len(slots):
+                # All of them match, so one of them is enough.
+                slots, last = slots[[last.argmax()]], last.max(keepdims=True)
+            for slot, seq in zip(slots.tolist(), last.tolist(), strict=True):
+                name = self.texts.at(slot) or ""
                 for pattern in tree.matching(name):
-                    if last > found[pattern][1]:
-                        found[pattern] = name, last
-            time.sleep(0)
+                    if seq > found[pattern][1]:
+                        found[pattern] = name, seq
+            time.sleep(0)  # others wait for the interpreter
         return found
 
 
-def _confirmed(
-    shard: Shard, as_of: int, found: Mapping[str, tuple[str, int]]
-) -> tuple[dict[str, Proof], set[str]]:
-    """The proofs, and the patterns whose last message is not known."""
+def _confirmed(shard: Shard, as_of: int, found: Mapping[str, tuple[str, int]]) -> dict[str, Proof]:
+    """The proofs, without those of patterns whose last message is not known."""
     table = shard.machine.subjects
     proofs: dict[str, Proof] = {}
-    unknown: set[str] = set()
     for pattern, (name, last_seq) in found.items():
-        if not name:
-            proofs[pattern] = Proof(as_of, 0)
-            continue
-        newest = _last_of(table, name)
-        # The subject has lost its last message meanwhile, so another one may have the last message.
-        if newest is None or newest < last_seq:
-            unknown.add(pattern)
-        else:
+        newest = _last_of(table, name) if name else 0
+        # Lower or unknown: the subject has lost its last message meanwhile, so another one may have
+        # the last message.
+        if newest is not None and newest >= last_seq:
             # A later message is the last one as of its own sequence.
             proofs[pattern] = Proof(max(as_of, newest), newest)
-    return proofs, unknown
+    return proofs
 
 
 def _last_of(table: SubjectTable, name: str) -> int | None:
