@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block, columns_of, decode_block, encode_block
 from contrail_common.model import Headers
-from contrail_storage.core.stream.strip_dead import Live, between_live, strip_dead
+from contrail_common.texts import Mask
+from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 
 nested = st.sampled_from(
     [None, {"A": ["secret-a", ""]}, {"Ä": []}, {"B": ["x"], "C": ["secret-c"]}]
@@ -17,7 +18,7 @@ uniform = st.builds(lambda text: {"Own": [text], "Other": ["secret"]}, st.sample
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> tuple[Block, Live]:
+def blocks(draw: st.DrawFn) -> tuple[Block, Mask]:
     """A block, and which of its messages are live (at least one)."""
     count = draw(st.integers(1, 8))
     kind = draw(st.sampled_from([st.none(), nested, uniform]))
@@ -30,7 +31,7 @@ def blocks(draw: st.DrawFn) -> tuple[Block, Live]:
 
 
 @given(blocks())
-def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Live]) -> None:
+def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Mask]) -> None:
     block, live = found
     kept = decode_block(encode_block(strip_dead(block, live), 1))
     assert kept.columns.is_sound()
@@ -51,7 +52,7 @@ def test_live_messages_stay_and_nothing_of_the_others(found: tuple[Block, Live])
 
 @given(blocks(), st.integers(1, 9))
 def test_what_is_left_of_a_block_has_all_live_messages_and_no_long_gap(
-    found: tuple[Block, Live], gap: int
+    found: tuple[Block, Mask], gap: int
 ) -> None:
     block, live = found
     left = between_live(block, live, gap)
