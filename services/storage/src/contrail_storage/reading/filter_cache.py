@@ -30,18 +30,18 @@ class FilterCache:
 
     def share(self, table: SubjectTable, patterns: tuple[str, ...]) -> SubjectFilter:
         """The filter for ``patterns`` over ``table``, which the caller keeps and prepares."""
-        used = self._used.setdefault(table, WeakValueDictionary())
-        found = used.get(patterns)
+        used = self._used.get(table)
+        found = None if used is None else used.get(patterns)
         if found is None:
             found = SubjectFilter(patterns)
-            if found.patterns and not found.literal:  # others take no memory and no time
-                used[patterns] = found
+            if found.is_wild:  # others have no answers to share
+                self._used.setdefault(table, WeakValueDictionary())[patterns] = found
         return found
 
     async def get(self, table: SubjectTable, patterns: tuple[str, ...]) -> SubjectFilter:
         """The filter for ``patterns`` over ``table``, ready for use."""
         found = self.share(table, patterns)
-        if found.patterns and not found.literal:
+        if found.is_wild:
             kept = self._kept.setdefault(table, {})
             kept.pop(patterns, None)
             kept[patterns] = found

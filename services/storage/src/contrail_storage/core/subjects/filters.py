@@ -33,6 +33,10 @@ _EXPRESSION_CHARS: Final = 16_384
 """Patterns with more characters become several expressions, so that RE2 has memory for each."""
 
 
+_NO_NAMES: Final = SubjectNames(0)
+_NO_ANSWERS: Final = np.zeros(0, np.bool_)
+
+
 class SubjectLookup(Protocol):
     """The subject numbers that match, as of one moment. Any thread may use it."""
 
@@ -97,22 +101,31 @@ class SubjectFilter:
     Before a use, work through :meth:`rest`. A use matches whatever is left, however long it takes.
     """
 
+    __slots__ = (
+        "__weakref__", "_mask", "_match", "_numbered", "_rounds", "_seen", "literal", "patterns"
+    )  # fmt: skip
+
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.patterns = () if ">" in patterns else patterns
-        self.literal = bool(patterns) and not any(map(is_wildcard, patterns))
+        self.literal = bool(self.patterns) and not any(map(is_wildcard, self.patterns))
         """Whether the filter only has names without wildcards."""
         self._match = _Matcher(self.patterns)
         # The names whose answers `_mask` has, by slot, up to and not including `_seen`.
-        self._numbered = SubjectNames(0)
+        self._numbered = _NO_NAMES
         self._seen = 0
         self._rounds = 0
         # Answers never change, and new ones come after them: lookups share the array.
-        self._mask = np.zeros(0, np.bool_)
+        self._mask = _NO_ANSWERS
 
     @property
     def matches_all(self) -> bool:
         """Whether every message passes."""
         return not self.patterns
+
+    @property
+    def is_wild(self) -> bool:
+        """Whether names must be matched, and the answers kept."""
+        return bool(self.patterns) and not self.literal
 
     # Matching ------------------------------------------------------------------------------------
 
@@ -121,7 +134,7 @@ class SubjectFilter:
 
         Ask again after :meth:`accept`.
         """
-        if self.literal or not self.patterns:
+        if not self.is_wild:
             return None
         numbered = table.numbered
         if self._numbered is not numbered and not self._moves_at_once(table):
@@ -156,7 +169,7 @@ class SubjectFilter:
 
     def _begin(self, numbered: SubjectNames) -> None:
         # Lookups still use the answers by the former slots.
-        self._numbered, self._seen, self._mask = numbered, 0, np.zeros(0, np.bool_)
+        self._numbered, self._seen, self._mask = numbered, 0, _NO_ANSWERS
 
     def _mover(self, numbered: SubjectNames) -> Callable[[], NDArray[np.bool_]]:
         """Return the work of moving the known answers to the slots that numbers have now."""
@@ -261,6 +274,8 @@ def _ranges(table: SubjectTable, from_sid: int) -> list[tuple[int, int]]:
 
 class _Matcher:
     """Matches names with patterns. Any thread may use it."""
+
+    __slots__ = ("_patterns", "_prefix")
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self._patterns = patterns
