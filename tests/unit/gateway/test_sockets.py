@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -20,8 +21,10 @@ from websockets.typing import Subprotocol
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerInfo, StoredMessage
-from contrail_edge.ws.websocket import CloseCode
+from contrail_edge.http_protocol import EdgeHttpProtocol
+from contrail_edge.ws.websocket import CloseCode, EdgeSocket
 from contrail_gateway.core.session import OUTSTANDING_MAX
+from contrail_gateway.sockets.session import SocketSession
 from contrail_link.contract.consume import AckResult, Delivery, PullResult
 from contrail_storage.consumers.binding import Binding
 from tests.unit.edge.edge_rig import Edge
@@ -509,3 +512,34 @@ def test_acks_go_on_after_one_that_failed_unexpectedly(monkeypatch: pytest.Monke
             assert await ask(client, {**ack, "id": 3}) == {"op": "ok", "id": 3}
 
     run(scenario())
+
+
+def test_connections_that_ended_are_freed_without_a_collection() -> None:
+    """They may be left out of collections, and would stay if they referred to each other."""
+    kinds = EdgeHttpProtocol, EdgeSocket, SocketSession
+
+    def left() -> int:
+        return sum(issubclass(type(one), kinds) for one in gc.get_objects())
+
+    async def scenario() -> None:
+        async with serving(Edge()) as (port, _):
+            for _ in range(5):
+                async with talking(port) as client:
+                    assert (await ask(client, {"op": "ping"}))["op"] == "pong"
+                    assert (await ask(client, PUB))["op"] == "ack"
+                    assert left() >= before + 2
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                for path in ("/healthz", "/nowhere", "/v1/ws"):
+                    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+                writer.close()
+                # A timer or context may still refer to the last one.
+                await wait_until(lambda: left() <= before + 1)
+
+    gc.collect()
+    before = left()  # of other tests
+    gc.disable()
+    try:
+        uvloop.run(scenario())
+    finally:
+        gc.enable()

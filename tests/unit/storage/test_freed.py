@@ -18,6 +18,7 @@ from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.shard import Shard
@@ -25,7 +26,7 @@ from contrail_storage.streams.stream import Stream
 from tests.crash.lives import wait_until
 from tests.unit.storage.test_memory_streams import running
 
-KINDS = Consumer, ConsumerMachine, Dispatcher, Shard, Stream, StreamMachine
+KINDS = Consumer, ConsumerMachine, Dispatcher, Shard, Stream, StreamMachine, SubjectTable
 STREAMS = 20
 
 

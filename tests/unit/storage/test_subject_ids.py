@@ -13,13 +13,6 @@ from contrail_storage.core.subjects.subject_names import SubjectNames
 NAMES = [f"{letter}.{number}" for letter in "abcdef" for number in range(6)]
 
 
-class Names:
-    """Names in their places, as a table of subjects has them."""
-
-    def __init__(self, young: int) -> None:
-        self.numbered = SubjectNames(young)
-
-
 def check(ids: SubjectIds, known: dict[str, int]) -> None:
     assert len(ids) == len(known)
     assert {name: ids.get(name) for name in NAMES} == {name: known.get(name) for name in NAMES}
@@ -45,39 +38,39 @@ def test_numbers_are_those_that_a_dict_has(
 
 
 def _agree(base: int, steps: list[tuple[str, bool]], laid_out_at: set[int]) -> None:
-    table = Names(base)
-    ids = SubjectIds(table)
+    names = SubjectNames(base)
+    ids = SubjectIds(names)
     known: dict[str, int] = {}
     for step, (name, removed) in enumerate(steps):
         if removed and name in known:
             ids.remove(name, known.pop(name))
         elif name not in known:
-            sid = table.numbered.next_id
+            sid = names.next_id
             ids.add(name, sid)
-            table.numbered.append(name)
+            names.append(name)
             known[name] = sid
         if step in laid_out_at:
             live = sorted((sid, one) for one, sid in known.items())
             sids = np.array([sid for sid, _ in live], np.int64)
             texts = pa.array([one for _, one in live], pa.string())
-            table.numbered = SubjectNames.of_live(sids, [texts], table.numbered.next_id)
+            names = ids.names = SubjectNames.of_live(sids, [texts], names.next_id)
         check(ids, known)
-    filled = SubjectIds(table)
+    filled = SubjectIds(names)
     filled.fill([(list(known), np.array(list(known.values()), np.uint32))])
     check(filled, known)
     for at, name in enumerate(NAMES):
         if name in known:
             filled.remove(name, known.pop(name))
         else:
-            filled.add(name, known.setdefault(name, table.numbered.next_id))
-            table.numbered.append(name)
+            filled.add(name, known.setdefault(name, names.next_id))
+            names.append(name)
         if at % 5 == 0:
             check(filled, known)
     check(filled, known)
 
 
 def test_name_without_a_number_is_not_there() -> None:
-    ids = SubjectIds(Names(0))
+    ids = SubjectIds(SubjectNames(0))
     assert "a" not in ids
     assert ids.get("a") is None
     assert ids.get("a", -1) == -1
@@ -86,12 +79,12 @@ def test_name_without_a_number_is_not_there() -> None:
 
 
 def test_cleared_table_starts_again_at_any_number() -> None:
-    table = Names(3)
-    ids = SubjectIds(table)
+    names = SubjectNames(3)
+    ids = SubjectIds(names)
     ids.add("a", 3)
-    table.numbered.append("a")
+    names.append("a")
     ids.clear()
-    table.numbered = SubjectNames(5)
+    names = ids.names = SubjectNames(5)
     ids.add("a", 5)
-    table.numbered.append("a")
+    names.append("a")
     assert ids["a"] == 5

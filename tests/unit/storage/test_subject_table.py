@@ -99,6 +99,36 @@ def test_number_of_a_subject_that_is_gone_is_never_given_again(restarting: bool)
     assert len(kept.table) == 0
 
 
+STEPS = st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["add", "add", "remove", "clear"])))
+
+
+@given(STEPS, st.booleans())
+def test_few_subjects_are_loaded_like_many(steps: list[tuple[int, str]], unsettled: bool) -> None:
+    kept = Kept()
+    for number, step in steps:
+        if step == "add":
+            kept.add(f"s.{number}", f"s.{number // 2}")
+        elif step == "clear" and number == 0:
+            kept.clear()
+        elif f"s.{number}" in kept.table.ids:
+            kept.remove(f"s.{number}")
+    if unsettled and len(kept.table):
+        kept.table.unsettled.add(next(iter(kept.table.live()))[0])
+        kept.add("last")
+    states = []
+    for few in (500, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subject_table, "_FEW", few)
+            kept.restart()
+        table = kept.table
+        columns = [column[: table.size].tolist() for column in (table.first, table.last)]
+        counts = table.counts[: table.size].tolist()
+        ids = {name: table.ids.get(name) for _, name in table.live()}
+        numbers = table.next_id, table.base, table.unsettled, table._dead, len(table)
+        states.append((*columns, counts, ids, numbers, list(table.names), table._dirty_pages))
+    assert states[0] == states[1]
+
+
 def test_many_subjects_come_back_from_pages_and_deltas() -> None:
     kept = Kept()
     kept.add(*names(0, 3 * PAGE + 5))

@@ -85,6 +85,11 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if isinstance(running, DirectExchange) and running.more_body:
             running.request.release()  # its body is incomplete, so it is never answered
         super().connection_lost(exc)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """End circles of references, so that the connection is freed without a collection."""
+        self.parser = self.cycle = self._running = self._direct = None  # type: ignore[assignment]
 
     def _stop_timers(self) -> None:
         self._disarm()
@@ -189,6 +194,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return
         self.connections.discard(self)  # the socket has added itself
         self._stop_timers()
+        self._let_go()
         if rest:
             socket.data_received(rest)
 
@@ -412,6 +418,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             now - self._armed_at > self.settings.body_window_s
             or now - self._progress_at >= self.settings.body_idle_s
         )
+
+    def on_response_complete(self) -> None:
+        """End what refers in a circle to a request that is answered; see `_let_go`."""
+        if isinstance(self._running, RequestResponseCycle):
+            vars(self._running).pop("receive", None)
+            cast(Scope, self._running.scope).pop("extensions", None)
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, unless its next request has arrived and is not read yet."""

@@ -16,7 +16,7 @@ class JoinedWrites:
     follows at once, the head is sent by itself in the next pass of the event loop.
     """
 
-    __slots__ = ("_handle", "_head", "_loop", "_transport", "_unread")
+    __slots__ = ("_begun", "_handle", "_head", "_loop", "_transport", "_unread")
 
     def __init__(
         self,
@@ -29,19 +29,22 @@ class JoinedWrites:
         self._loop = loop
         # The head, until it is sent.
         self._head: bytes | None = None
-        # Sends a head without a body; None before the head.
+        # Whether the head was given.
+        self._begun = False
+        # Sends a head without a body; None when no head is held back.
         self._handle: asyncio.Handle | None = None
 
     def write(self, data: bytes) -> None:
         """Hold back the head, which comes first; send it together with the next ``data``."""
-        if self._handle is None:
+        if not self._begun:
+            self._begun = True
             self._head = data
             self._handle = self._loop.call_soon(self._flush)
-        elif self._head is None:
+        elif self._handle is None or self._head is None:
             self._write(data)
         else:
             self._handle.cancel()
-            head, self._head = self._head, None
+            head, self._head, self._handle = self._head, None, None
             self._write(head + data)
 
     def writelines(self, pieces: Sequence[Chunk]) -> None:
@@ -52,7 +55,7 @@ class JoinedWrites:
             self._unread.wrote(self._transport, sum(map(len, pieces)))
 
     def _flush(self) -> None:
-        head, self._head = self._head, None
+        head, self._head, self._handle = self._head, None, None
         if head is not None:
             self._write(head)
 

@@ -233,6 +233,9 @@ class EdgeSocket(asyncio.Protocol):
         self._state.unread.forget(self._transport)
         self._connections.discard(self)
         self._writable.set()
+        # Ends circles of references, so that all of it is freed now.
+        self._wire.parser.close()
+        del self._handler
 
     def _end(self, code: int) -> None:
         if not self._ended:

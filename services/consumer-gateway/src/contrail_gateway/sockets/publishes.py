@@ -38,57 +38,61 @@ class PublishHost(Protocol):
 
 
 class Publishes:
-    """Collects the messages of one socket, passes them on together, and sends their answers."""
+    """Collects the messages of one socket, passes them on together, and sends their answers.
 
-    def __init__(self, host: PublishHost) -> None:
-        self._host = host
+    It does not refer to its host: both would then wait for a full garbage collection.
+    """
+
+    def __init__(self) -> None:
         # Ids and messages of the frames that are not passed on yet; equally long.
         self._ids: list[FrameId | None] = []
         self._messages: list[PublishMessage] = []
 
-    def add(self, frame_id: FrameId | None, message: PublishMessage) -> int:
+    def add(self, host: PublishHost, frame_id: FrameId | None, message: PublishMessage) -> int:
         """Add a message, and return the bytes that it counts until it is answered."""
         if len(self._ids) >= TOGETHER_MAX:
-            self.pass_on()
+            self.pass_on(host)
         self._ids.append(frame_id)
         self._messages.append(message)
         return len(message.payload) + MESSAGE_BYTES
 
-    def pass_on(self) -> None:
+    def pass_on(self, host: PublishHost) -> None:
         """Pass the messages to storage. Each frame with an id gets an answer of its own."""
         if not self._messages:
             return
         ids, messages = self._ids, self._messages
         # Take them out first: storage may answer before the call returns.
         self._ids, self._messages = [], []
-        self._host.link.publish_each_then(messages, partial(self._answer, ids, messages))
+        host.link.publish_each_then(messages, partial(_answer, host, ids, messages))
 
-    def _answer(
-        self,
-        ids: list[FrameId | None],
-        messages: list[PublishMessage],
-        positions: list[int],
-        outcome: PublishOutcome,
-    ) -> None:
-        size = sum(len(messages[at].payload) for at in positions)
-        self._host.answered(len(positions), size + MESSAGE_BYTES * len(positions))
-        asked = [ids[at] for at in positions]
-        if isinstance(outcome, ApiError):
-            self._refuse(asked, outcome)
-            return
-        start = 0
-        for run in outcome.results:
-            of_run = asked[start : start + run.count]
-            start += run.count
-            if run.code:
-                self._refuse(of_run, refusal_by_subject(run.code, run.detail))
-            else:
-                self._host.counts.published += run.count
-                self._host.send_all(_acks(of_run, outcome, run))
 
-    def _refuse(self, ids: list[FrameId | None], error: ApiError) -> None:
-        for frame_id in ids:
-            self._host.refuse(frame_id, None, error)
+def _answer(
+    host: PublishHost,
+    ids: list[FrameId | None],
+    messages: list[PublishMessage],
+    positions: list[int],
+    outcome: PublishOutcome,
+) -> None:
+    size = sum(len(messages[at].payload) for at in positions)
+    host.answered(len(positions), size + MESSAGE_BYTES * len(positions))
+    asked = [ids[at] for at in positions]
+    if isinstance(outcome, ApiError):
+        _refuse(host, asked, outcome)
+        return
+    start = 0
+    for run in outcome.results:
+        of_run = asked[start : start + run.count]
+        start += run.count
+        if run.code:
+            _refuse(host, of_run, refusal_by_subject(run.code, run.detail))
+        else:
+            host.counts.published += run.count
+            host.send_all(_acks(of_run, outcome, run))
+
+
+def _refuse(host: PublishHost, ids: list[FrameId | None], error: ApiError) -> None:
+    for frame_id in ids:
+        host.refuse(frame_id, None, error)
 
 
 def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Iterator[PubAck]:

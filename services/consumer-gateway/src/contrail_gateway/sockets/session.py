@@ -121,7 +121,7 @@ class SocketSession:
         self._feeds: dict[str, Feed] = {}
         # Messages read and not passed on to storage yet. They are passed on before any other
         # kind of frame is handled.
-        self._publishes = Publishes(self)
+        self._publishes = Publishes()
         # Timer of the next look for due heartbeats; None without subscriptions.
         self._beat: asyncio.TimerHandle | None = None
         # Timer that closes a socket that does not authenticate in time; None once it has.
@@ -188,7 +188,7 @@ class SocketSession:
     def caught_up(self) -> None:
         """Pass on the publishes of all frames that arrived together."""
         try:
-            self._publishes.pass_on()
+            self._publishes.pass_on(self)
         except Exception as error:
             self._broken(error)
 
@@ -282,7 +282,7 @@ class SocketSession:
             if isinstance(frame, Misunderstood):
                 raise frame.error
             if not isinstance(frame, Publishing):
-                self._publishes.pass_on()  # earlier publishes come before this frame
+                self._publishes.pass_on(self)  # earlier publishes come before this frame
             self._handlers[type(frame)](self, frame)
         except Exception as error:
             self._failed(frame, error)
@@ -290,7 +290,7 @@ class SocketSession:
     def _handle_in_steps(self, frame: Any) -> Steps[None]:
         try:
             self.session.heard(frame, time.monotonic_ns())
-            self._publishes.pass_on()
+            self._publishes.pass_on(self)
             if isinstance(frame, Settling):
                 yield from self._settle_in_steps(frame)
             else:
@@ -327,7 +327,7 @@ class SocketSession:
         message = candidate(frame, payload, self._state.settings.payload_bytes_max)
         if isinstance(message, ApiError):
             raise message
-        self.session.begin(1, self._publishes.add(frame.id, message))
+        self.session.begin(1, self._publishes.add(self, frame.id, message))
 
     def _publish_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
         # As over HTTP, a malformed batch is refused as a whole, an invalid message by itself.

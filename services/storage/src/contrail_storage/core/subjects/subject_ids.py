@@ -10,7 +10,7 @@ Half a hash is not unique. A name is found when the subject of that number has i
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import Final, Protocol, overload
+from typing import Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,12 @@ _BITS_MAX: Final = 26
 """Parts are told apart by at most so many bits, whatever the hashes are."""
 
 
-class Named(Protocol):
-    """The owner of the names."""
-
-    numbered: SubjectNames
-
-
 class SubjectIds:
     """The numbers of the subjects that have messages."""
 
-    def __init__(self, table: Named) -> None:
-        self._table = table
+    def __init__(self, names: SubjectNames) -> None:
+        self.names = names
+        """The names by number. The table of subjects replaces it together with its own."""
         self._size = 0
         # By the first bits of the hash. A part that needs fewer bits is in several places.
         self._parts = [array("Q")]
@@ -58,7 +53,7 @@ class SubjectIds:
             sid = part[at] - key
             if sid > _NUMBER:
                 break
-            names = self._table.numbered
+            names = self.names
             if names.texts.holds(names.slot(sid), name):
                 return sid
             at += 1

@@ -45,6 +45,8 @@ PART: Final = 256
 _SLOTS_MIN: Final = 64
 _DOUBLED_MAX: Final = 65_536
 """Longer arrays grow sixteenfold: the system adds memory to them only when it is used."""
+_FEW: Final = 32
+"""Up to so many subjects are loaded one by one."""
 _LOADED: Final = 16 * CHUNK
 """Names that are loaded together."""
 _DELTA_BYTES_MIN: Final = 1 << 20
@@ -69,7 +71,7 @@ class SubjectTable:
         self.shard_id = shard_id
         self.numbered = SubjectNames(0)
         """Names and slots of numbers. Replaced as a whole when the slots are rebuilt."""
-        self.ids = SubjectIds(self)
+        self.ids = SubjectIds(self.numbered)
         """Numbers by name, of the subjects that have messages."""
         # By slot; the arrays may be longer than there are slots.
         self.first = np.zeros(_SLOTS_MIN, np.int64)  # at most the sequence of the first message
@@ -87,6 +89,9 @@ class SubjectTable:
         self._dead = 0  # slots without a subject
         self.rounds = 0
         """Number of runs begun so far. A cache by subject number is valid only within one run."""
+
+    def _use_names(self, numbered: SubjectNames) -> None:
+        self.numbered = self.ids.names = numbered
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -345,7 +350,7 @@ class SubjectTable:
         """Remove every subject. New subjects get higher numbers."""
         self._delete_rows(writes)
         # Not from 0: blocks of removed messages may be in the store, with the old numbers.
-        self.numbered = self.numbered.emptied()
+        self._use_names(self.numbered.emptied())
         self.ids.clear()
         self.unsettled.clear()
         self._make_arrays()
@@ -393,7 +398,7 @@ class SubjectTable:
         sids = self.numbered.numbers(live)
         origin = self.numbered.origin if end is None else end
         names = self.numbered.texts.arrays(live)
-        self.numbered = SubjectNames.of_live(sids, names, next_id, origin)
+        self._use_names(SubjectNames.of_live(sids, names, next_id, origin))
         at = self.numbered.slots(sids)
         columns = self.first[live], self.last[live], self.counts[live]
         self._make_arrays()
@@ -521,9 +526,8 @@ class SubjectTable:
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
         """Add subjects of another table; their numbers are above all numbers here."""
         sids = np.frombuffer(row, np.uint32, len(names))
-        if not self.size:
-            self.numbered = SubjectNames(int(sids[0]))
-        self.numbered = self.numbered.extended(sids.astype(np.int64), names)
+        numbered = self.numbered if self.size else SubjectNames(int(sids[0]))
+        self._use_names(numbered.extended(sids.astype(np.int64), names))
         self._grow()
         for sid, name in zip(sids.tolist(), names, strict=True):
             self.ids.add(name, sid)
@@ -559,6 +563,9 @@ class SubjectTable:
         parts: list[tuple[U32Array, Texts]] = []
         next_id = origin = 0
         while some := list(islice(rows, _LOADED)):
+            few = not parts and len(some) <= _FEW and len(some) < _LOADED
+            if few and self._load_few_names(some):
+                return
             if keys.last_number(some[-1][0], 4) == _NEXT_ID_ROW:  # the last of all
                 _, value = some.pop()
                 next_id = int.from_bytes(value[:4], "little")
@@ -566,8 +573,10 @@ class SubjectTable:
             part = np.frombuffer(b"".join([key[-4:] for key, _ in some]), ">u4").astype(np.uint32)
             names = [name for _, name in some]
             parts.append((part, Texts(offsets_of(map(len, names), len(names)), b"".join(names))))
+        if not parts:
+            return  # the table is empty, as it was made
         self.ids.fill((texts.each(), part) for part, texts in parts)
-        sids = np.concatenate([np.zeros(0, np.int64), *[part for part, _ in parts]])
+        sids = np.concatenate([part for part, _ in parts]).astype(np.int64)
         # The row was written when the run began, or when its newest subject died.
         young = sids[(next_id <= sids) & (sids < origin)] if origin else sids
         next_id = max(next_id, int(young[-1]) + 1) if len(young) else next_id
@@ -578,12 +587,61 @@ class SubjectTable:
             high.append(text_array(texts, cut, texts.count))
             low.append(text_array(texts, 0, cut))
         sids = sids[rank_order(sids, origin)]
-        self.numbered = SubjectNames.of_live(sids, filter(len, high + low), next_id, origin)
+        self._use_names(SubjectNames.of_live(sids, filter(len, high + low), next_id, origin))
         self._make_arrays()
         self._dead = self.size - len(sids)
 
+    def _load_few_names(self, rows: list[tuple[bytes, bytes]]) -> bool:
+        """Load the rows of names as `_load_names` does; False for one of the rarer cases.
+
+        Most streams have few subjects. Arrays of them would take most of the time of a start.
+        """
+        sids = [keys.last_number(key, 4) for key, _ in rows]
+        next_id = 0
+        if sids[-1] == _NEXT_ID_ROW:
+            _, value = rows[sids.index(_NEXT_ID_ROW)]
+            if any(value[4:]):
+                return False  # in a later run of numbers
+            next_id = int.from_bytes(value[:4], "little")
+            sids.pop()
+        next_id = max(next_id, sids[-1] + 1) if sids else next_id
+        first = sids[0] if sids else next_id
+        if (next_id - first) * 3 > len(sids) * 4:
+            return False  # not every number from the first on has a slot
+        numbered = SubjectNames(first)
+        for sid, (_, value) in zip(sids, rows, strict=False):
+            while numbered.next_id < sid:
+                numbered.texts.append(None)
+            name = value.decode()
+            numbered.append(name)
+            self.ids.add(name, sid)
+        while numbered.next_id < next_id:
+            numbered.texts.append(None)
+        self._use_names(numbered)
+        self._grow()
+        self._dead = self.size - len(sids)
+        return True
+
+    def _load_few_rows(self, rows: list[bytes]) -> U32Array:
+        """As `_load_rows`, for rows of few subjects."""
+        found: list[int] = []
+        for row in rows:
+            count = len(row) // _ONE.size
+            values = struct.unpack(f"<{count}I{2 * count}q{count}I", row)
+            found += values[:count]
+            columns = (values[at * count : (at + 1) * count] for at in range(4))
+            for sid, first, last, held in zip(*columns, strict=True):
+                at = self.numbered.slot(sid)
+                if 0 <= at < self.size:
+                    self.first[at], self.last[at], self.counts[at] = first, abs(last), held
+                    (self.unsettled.add if last < 0 else self.unsettled.discard)(sid)
+        return np.array(found, np.uint32)
+
     def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
         """Load rows; later rows replace earlier ones. Return the numbers in them."""
+        rows = list(rows)
+        if sum(map(len, rows)) <= _FEW * _ONE.size:
+            return self._load_few_rows(rows)
         parts: list[list[npt.NDArray[Any]]] = [[], [], [], []]
         for row in rows:
             count = len(row) // _ONE.size
@@ -591,8 +649,6 @@ class SubjectTable:
             parts[1].append(np.frombuffer(row, np.int64, count, 4 * count))
             parts[2].append(np.frombuffer(row, np.int64, count, 12 * count))
             parts[3].append(np.frombuffer(row, np.uint32, count, 20 * count))
-        if not parts[0]:
-            return np.zeros(0, np.uint32)
         sids, first, last, counts = map(np.concatenate, parts)
         at = self.numbered.slots(sids)
         # Delta rows may be of subjects that died later. These have neither a name nor a slot.
