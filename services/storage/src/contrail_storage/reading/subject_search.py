@@ -18,10 +18,10 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.windows import WindowFacts
 
-Choose = Callable[[I64Array, U32Array], NDArray[np.intp]]
+Choose = Callable[[I64Array, U32Array], NDArray[np.intp] | None]
 """Chooses from live messages, given by sequence (ascending) and subject number: their positions.
 
-It is called in a thread, with later messages each time.
+It is called in a thread, with later messages each time. None ends the search.
 """
 
 
@@ -72,15 +72,20 @@ async def search(
         low, stop = max(seq, shard.machine.counters.first_seq), min(end_seq, facts.end_seq)
         if low < stop:
             live = shard.machine.deleted.live_mask(low, stop - low)
-            yield await asyncio.to_thread(_chosen, facts, choose, live, low, stop)
+            found = await asyncio.to_thread(_chosen, facts, choose, live, low, stop)
+            if found is None:
+                return
+            yield found
         seq = facts.end_seq
 
 
-def _chosen(facts: WindowFacts, choose: Choose, live: Live | None, low: int, stop: int) -> Found:
+def _chosen(
+    facts: WindowFacts, choose: Choose, live: Live | None, low: int, stop: int
+) -> Found | None:
     """The live and chosen messages from ``low`` up to ``stop``; ``live`` begins at ``low``."""
     within = slice(low - facts.base_seq, stop - facts.base_seq)
     found = Found(np.arange(low, stop), facts.subject_ids[within], facts.sizes[within])
     if live is not None:
         found = Found(found.seqs[live], found.sids[live], found.sizes[live])
     at = choose(found.seqs, found.sids)
-    return Found(found.seqs[at], found.sids[at], found.sizes[at])
+    return None if at is None else Found(found.seqs[at], found.sids[at], found.sizes[at])

@@ -27,11 +27,13 @@ from contrail_storage.streams.sharded_state import check_purge
 
 _SLICE_MESSAGES: Final = 20_000
 _SLICE_SUBJECTS: Final = 1_024
-_SLICES_MAX: Final = 16
-"""Slices of removals that a caller waits for; the housekeeper does the rest."""
+_CHECKED_MAX: Final = 320_000
+"""Messages that are checked while a caller waits; the housekeeper does the rest."""
+_PASSES_MAX: Final = 16
+"""Passes for lowered limits while a caller waits; messages may arrive during each."""
 NAMED_MAX: Final = 1_024
 """Messages that one command names."""
-PAGES_MAX: Final = 256
+PAGES_MAX: Final = 128
 """Pages of deleted sequences that one command changes."""
 _EVERYTHING: Final = 1 << 62
 
@@ -178,11 +180,11 @@ class Removals:
         shard.notify()
 
     async def enforce_interest(self, shard: Shard) -> None:
-        """Remove messages that no consumer needs, in up to 16 slices.
+        """Remove messages that no consumer needs, in slices.
 
         The housekeeper continues with what is left, and with what was interrupted.
         """
-        for _ in range(_SLICES_MAX):
+        for _ in range(_CHECKED_MAX // slice_messages(shard)):
             if not (shard.machine.exists and shard.machine.pending_recheck):
                 return
             await self._recheck_slice(shard)
@@ -198,7 +200,7 @@ class Removals:
 
     async def enforce_limits(self, shard: Shard) -> None:
         """Apply lowered limits at once; the housekeeper continues with what is left."""
-        for _ in range(_SLICES_MAX):
+        for _ in range(_PASSES_MAX):
             if not await self.trim_to_limits(shard):
                 return
 
@@ -257,7 +259,7 @@ def _excess(sids: I64Array, excess: I64Array) -> Choose:
     order = np.argsort(sids)
     own, left = sids[order].astype(np.uint32), excess[order]
 
-    def choose(_: I64Array, found: U32Array) -> NDArray[np.intp]:
-        return oldest_in(found, None, own, left, len(found))
+    def choose(_: I64Array, found: U32Array) -> NDArray[np.intp] | None:
+        return oldest_in(found, None, own, left, len(found)) if left.any() else None
 
     return choose
