@@ -62,7 +62,7 @@ def test_search_is_repeated_if_its_message_is_removed(
 ) -> None:
     """Three times; then the publisher may try again."""
     left = [races]
-    propose = expectations._append
+    propose = expectations._propose
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await results(link, *[message(f"a.{key}") for key in range(5)])
@@ -76,7 +76,7 @@ def test_search_is_repeated_if_its_message_is_removed(
                 node.shard_logs.command(shard.machine.shard_id, delete)
             propose(*args)
 
-        monkeypatch.setattr(expectations, "_append", behind_a_removal)
+        monkeypatch.setattr(expectations, "_propose", behind_a_removal)
         found = await results(link, message("a.new", "a.*", 5 - races))
         assert found == [(UNKNOWN, 0) if races == expectations.TRIES else (0, 6)]
         assert shard.machine.counters.messages == 5 - races + (races < expectations.TRIES)
@@ -88,7 +88,7 @@ def test_search_is_repeated_if_its_message_is_removed(
 def test_message_of_a_batch_is_not_stored_behind_those_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    propose = expectations._append
+    propose = expectations._propose
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await results(link, message("a.1"), message("a.2"))
@@ -98,7 +98,7 @@ def test_message_of_a_batch_is_not_stored_behind_those_after_it(
             node.shard_logs.command(shard.machine.shard_id, cmd.DeleteMessage(2, 0))
             propose(*args)
 
-        monkeypatch.setattr(expectations, "_append", behind_a_removal)
+        monkeypatch.setattr(expectations, "_propose", behind_a_removal)
         batch = [message("a.3", "a.*", 1), message("a.4")]
         assert await results(link, *batch) == [(UNKNOWN, 0), (0, 3)]
 
@@ -145,14 +145,19 @@ def test_publishes_keep_their_order(tmp_path: Path) -> None:
     play(tmp_path, scene, PLAIN)
 
 
-def test_failed_search_refuses_only_what_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["_Names.search", "_proven"])
+def test_failure_refuses_only_the_publish_that_met_it(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
-        raise RuntimeError("no threads left")
+    work = expectations._proven
+
+    def fail(*args: Any) -> Any:
+        if where == "_Names.search" or args[0].expected is not None:
+            raise RuntimeError("not enough memory")
+        return work(*args)
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
-        monkeypatch.setattr(expectations._Names, "search", fail)
+        monkeypatch.setattr(f"contrail_storage.streams.expectations.{where}", fail)
         outcomes = collected(link, [message("a.1", "a.*", 0), message("a.2")])
         refused, stored = await asyncio.gather(*outcomes)
         assert isinstance(refused, ApiError)

@@ -135,12 +135,10 @@ class Expectations:
             while waiting and (waiting[0].patterns <= proofs.keys() or problem is not None):
                 one = waiting.popleft()
                 self._logs.hold(shard, -one.size)
-                try:
-                    if problem is not None and one.patterns:
-                        raise problem
-                    _append(shard, one, proofs)
-                except ApiError as error:
-                    one.done(error)
+                if problem is not None and one.patterns:
+                    one.done(problem)
+                else:
+                    _propose(shard, one, proofs)
                 proposed += len(one.patterns) + 1
                 if proposed >= _PROPOSED_TOGETHER:
                     proposed = 0
@@ -188,10 +186,17 @@ class Expectations:
             done(error)
 
 
-def _append(shard: Shard, one: _Waiting, proofs: Mapping[str, Proof]) -> None:
-    if shard.damaged:
-        raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
-    one.append(shard.machine.shard_id, _proven(one.content, proofs), one.done)
+def _propose(shard: Shard, one: _Waiting, proofs: Mapping[str, Proof]) -> None:
+    try:
+        if shard.damaged:
+            raise ApiError(errors.DATA_LOST, shard.damaged, applied=False)
+        one.append(shard.machine.shard_id, _proven(one.content, proofs), one.done)
+    except ApiError as error:
+        one.done(error)
+    except Exception as error:
+        # Those behind it must not wait for ever.
+        _log.exception("publish_not_proposed")
+        one.done(not_logged(f"the messages cannot be proposed: {error!r}"))
 
 
 def _patterns(content: Content) -> set[str]:
