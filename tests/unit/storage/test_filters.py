@@ -148,6 +148,18 @@ def test_expressions_hold_the_longest_and_the_most_patterns() -> None:
     assert [sid for sid, _ in subjects(SubjectFilter((wild, *many)), table)] == [0, 2, 3]
 
 
+def test_names_are_left_to_a_thread_when_they_or_the_patterns_are_many() -> None:
+    table = numbered(*(f"a.{number}" for number in range(filters.DIRECT)))
+    short = SubjectFilter(("a.*",))
+    assert short.rest(table) is None
+    add(table, "a.more", 1)
+    assert short.rest(table) is not None
+    longest = tuple(f"{'y' * (SUBJECT_BYTES_MAX - 10)}.{number}.*" for number in range(256))
+    assert SubjectFilter(longest).rest(numbered("a")) is not None
+    assert SubjectFilter(longest).rest(numbered()) is None
+    assert SubjectFilter(longest[:4]).rest(numbered("a")) is None
+
+
 def test_filter_follows_a_table_that_let_go_of_its_low_end() -> None:
     table, found = SubjectTable(1), SubjectFilter(("s.*",))
     sids = [add(table, f"s.{number}", number + 1) for number in range(3 * PAGE)]

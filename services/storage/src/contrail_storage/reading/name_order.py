@@ -10,10 +10,11 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ _BYTES_MAX: Final = 64 << 20
 _FEW: Final = 4_096
 """So many names, or one of 1,024 in the table, are sorted for a page without using the order."""
 _WINDOW: Final = 16_384
+_T = TypeVar("_T", bound=np.generic)
 
 
 class NameOrder:
@@ -48,9 +50,9 @@ class NameOrder:
         """Sort a run. For any thread."""
         names = packed_names(self.numbered, *part)
         # Empty names are of slots without a name. They come first.
-        missing = pc.sum(pc.equal(pc.binary_length(names), 0)).as_py()
-        order: U32Array = (pc.sort_indices(names).to_numpy()[missing:] + part[0]).astype(np.uint32)
-        return order
+        missing = len(names) - np.count_nonzero(_values(pc.binary_length(names), np.int32))
+        order = _values(pc.sort_indices(names), np.uint64)[missing:] + np.uint64(part[0])
+        return order.astype(np.uint32)
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +68,11 @@ class NameOrder:
         parts = _parts(size)
         self._runs = {part: self._runs[part] for part in parts}
         return list(self._runs.values()), parts[-1][1] if parts else 0
+
+
+def _values(numbers: pa.Array, kind: type[_T]) -> NDArray[_T]:
+    # Not `to_numpy`: it imports pandas first, which takes a second if pandas is installed.
+    return np.frombuffer(numbers.buffers()[1], kind)[numbers.offset :][: len(numbers)]
 
 
 def _parts(size: int) -> list[tuple[int, int]]:
