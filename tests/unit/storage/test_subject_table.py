@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core.results import Step, Writes
-from contrail_storage.core.subjects import packed_names, subject_table
+from contrail_storage.core.subjects import layout, packed_names, subject_table
 from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.machine_rig import SHARD, RowStore
 
@@ -249,6 +249,8 @@ def test_table_agrees_with_a_dict_however_subjects_come_and_go(
         patch.setattr(subject_table, "_LOADED", 5)
         patch.setattr(packed_names, "CHUNK", 4)
         patch.setattr(packed_names, "_PIECE", 8)
+        patch.setattr(layout, "CHUNK", 4)
+        patch.setattr(layout, "_PIECE", 8)
         _agrees(steps)
 
 

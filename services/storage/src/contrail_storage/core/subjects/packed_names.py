@@ -6,6 +6,7 @@ from typing import Final, overload
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from contrail_common.texts import I64Array, Texts
 
@@ -35,15 +36,10 @@ class PackedNames(Sequence[str | None]):
     @classmethod
     def of(cls, pieces: Iterable[pa.Array]) -> "PackedNames":
         """Return the names in ``pieces``; null and empty texts are missing names."""
-        names, rest = cls(), text_array(Texts.of([]), 0, 0)
+        packer = Packer()
         for piece in pieces:
-            joined = pa.concat_arrays([rest, piece]) if len(rest) else piece
-            whole = len(joined) - len(joined) % CHUNK
-            names._chunks += _chunks_of(joined, whole)
-            rest = joined[whole:]
-        names._newest = [name or None for name in rest.to_pylist()]
-        names.size = len(names._chunks) * CHUNK + len(rest)
-        return names
+            packer.add(piece)
+        return packer.finish()
 
     @overload
     def __getitem__(self, slot: int) -> str | None: ...
@@ -137,6 +133,28 @@ class PackedNames(Sequence[str | None]):
                     yield names if len(wanted) == len(names) else take(names, wanted)
 
 
+class Packer:
+    """Packs arrays of names."""
+
+    def __init__(self) -> None:
+        self._names = PackedNames()
+        self._rest = text_array(Texts.of([]), 0, 0)  # fewer names than a chunk has
+
+    def add(self, piece: pa.Array) -> None:
+        """Add names; null and empty texts are missing names."""
+        names = pa.concat_arrays([self._rest, piece]) if len(self._rest) else piece
+        whole = len(names) - len(names) % CHUNK
+        self._names._chunks += _chunks_of(names, whole)
+        self._rest = names[whole:]
+
+    def finish(self) -> PackedNames:
+        """Return all names."""
+        names = self._names
+        names._newest = [name or None for name in self._rest.to_pylist()]
+        names.size = len(names._chunks) * CHUNK + len(self._rest)
+        return names
+
+
 def text_array(texts: Texts, start: int, stop: int) -> pa.Array:
     """The texts from ``start`` up to ``stop`` as a string array, without a copy."""
     buffers = [None, pa.py_buffer(texts.offsets), pa.py_buffer(texts.heap)]
@@ -160,4 +178,4 @@ def take(names: pa.Array, at: I64Array) -> pa.Array:
     # Not pa.array: it imports pandas first, which takes a second if pandas is installed.
     bits = None if known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
     buffers = [bits, pa.py_buffer(at.astype(np.int32))]
-    return names.take(pa.Array.from_buffers(pa.int32(), len(at), buffers))
+    return pc.take(names, pa.Array.from_buffers(pa.int32(), len(at), buffers))

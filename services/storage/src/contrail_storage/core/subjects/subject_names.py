@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Texts, U32Array
 from contrail_storage.core.subjects import packed_names
 from contrail_storage.core.subjects.packed_names import PackedNames
 
@@ -72,6 +72,47 @@ class SubjectNames(Sequence[str | None]):
         slots = np.append(np.arange(old), sids[old:] - young + old)
         slots = np.append(slots, next_id - young + old)
         return cls(young, below, PackedNames.of(_spread(names, slots)), origin)
+
+    @classmethod
+    def of_rows(
+        cls, parts: list[tuple[U32Array, Texts]], next_id: int, origin: int
+    ) -> "SubjectNames":
+        """The live numbers and their names in ``parts``, in order of numbers, as rows have them.
+
+        ``next_id`` was written when the run began, or when its newest subject died.
+        """
+        sids = np.concatenate([np.zeros(0, np.int64), *[part for part, _ in parts]])
+        young = sids[(next_id <= sids) & (sids < origin)] if origin else sids
+        next_id = max(next_id, int(young[-1]) + 1) if len(young) else next_id
+        # By rank: the numbers from the origin on come first.
+        high, low = list[pa.Array](), list[pa.Array]()
+        for part, texts in parts:
+            cut = int(part.searchsorted(origin))
+            high.append(packed_names.text_array(texts, cut, texts.count))
+            low.append(packed_names.text_array(texts, 0, cut))
+        sids = sids[rank_order(sids, origin)]
+        return cls.of_live(sids, filter(len, high + low), next_id, origin)
+
+    def ranks(self, slots: I64Array) -> U32Array:
+        """The ranks of the numbers at ``slots``."""
+        return ((self.numbers(slots) - self.origin) & _MASK).astype(np.uint32)
+
+    def with_ranks(self, ranks: Sequence[U32Array], texts: PackedNames) -> "SubjectNames":
+        """The numbers with ``ranks``, in pieces that ascend, and their names ``texts``.
+
+        New numbers go on from ``next_id``.
+        """
+        old, young = sum(map(len, ranks)), self._next_rank
+        # From `young` on, each number is one above the one before it.
+        for piece in reversed(ranks):
+            row = piece + np.arange(len(piece), 0, -1) == young
+            before = 0 if row.all() else len(piece) - int(np.argmin(row[::-1]))
+            if before < len(piece):
+                old, young = old - len(piece) + before, int(piece[before])
+            if before:
+                break
+        below = np.concatenate([_NONE_OLD, *ranks])[:old]
+        return SubjectNames(young, below, texts, self.origin)
 
     @property
     def left(self) -> int:
@@ -138,6 +179,11 @@ class SubjectNames(Sequence[str | None]):
                 known = self._old.take(found, mode="clip") == wanted
                 at[low] = np.where(known, found, -1)
         return at
+
+    def slots_of_live(self, sids: I64Array) -> I64Array:
+        """The slots of the numbers from which :meth:`of_live` has made this, without a search."""
+        old = self._old_count
+        return np.concatenate((np.arange(old), self.slots(sids[old:])))
 
     def slot(self, sid: int) -> int:
         """The slot of a number, as :meth:`slots`."""

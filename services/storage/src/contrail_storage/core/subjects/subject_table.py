@@ -28,14 +28,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from contrail_common.arrays import distinct
 from contrail_common.texts import I64Array, Texts, U32Array, offsets_of
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects import subject_names
-from contrail_storage.core.subjects.packed_names import CHUNK, text_array
+from contrail_storage.core.subjects.layout import Layout
+from contrail_storage.core.subjects.packed_names import CHUNK
 from contrail_storage.core.subjects.subject_ids import SubjectIds
 from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
 
@@ -87,11 +87,13 @@ class SubjectTable:
         self._folding: list[int] = []  # pages to write before earlier delta rows are removed
         self._folded_end = b""  # the end of the keys of these rows
         self._dead = 0  # slots without a subject
+        self._layout: Layout | None = None  # the next one, begun for the slots of `numbered`
         self.rounds = 0
         """Number of runs begun so far. A cache by subject number is valid only within one run."""
 
     def _use_names(self, numbered: SubjectNames) -> None:
         self.numbered = self.ids.names = numbered
+        self._layout = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -382,9 +384,27 @@ class SubjectTable:
             self._put_next_id(writes)
 
     def _trim(self) -> None:
-        # Half of the slots: the cost of a rebuild is spread over as many removals.
-        if self._dead >= PAGE and self._dead * 2 >= self.size:
-            self._lay_out()
+        # At half of the slots: the cost of a layout is spread over as many removals. Most of the
+        # work is done a piece at a time, from a quarter on.
+        size, dead = self.size, self._dead
+        if dead < PAGE or dead * 4 < size:
+            return
+        layout = self._layout = self._layout or Layout(self.numbered)
+        layout.look(self.counts[:size], dead * 4 - size)
+        if dead * 2 >= size:
+            numbered, kept = layout.finish(self.counts[:size])
+            self._use_names(numbered)
+            ends = np.cumsum([len(piece) for piece in kept]).tolist()
+            self._move(
+                (old, slice(end - len(old), end)) for old, end in zip(kept, ends, strict=True)
+            )
+
+    def _move(self, moves: Iterable[tuple[I64Array, I64Array | slice]]) -> None:
+        first, last, counts = self.first, self.last, self.counts
+        self._make_arrays()
+        for old, new in moves:
+            self.first[new], self.last[new], self.counts[new] = first[old], last[old], counts[old]
+        self._dead = self.size - int(np.count_nonzero(self.counts))
 
     def _lay_out(self, next_id: int | None = None, end: int | None = None) -> None:
         """Rebuild the arrays without dead subjects. New subjects are numbered from ``next_id`` on.
@@ -399,11 +419,7 @@ class SubjectTable:
         origin = self.numbered.origin if end is None else end
         names = self.numbered.texts.arrays(live)
         self._use_names(SubjectNames.of_live(sids, names, next_id, origin))
-        at = self.numbered.slots(sids)
-        columns = self.first[live], self.last[live], self.counts[live]
-        self._make_arrays()
-        self.first[at], self.last[at], self.counts[at] = columns
-        self._dead = self.size - len(live)
+        self._move([(live, self.numbered.slots_of_live(sids))])
 
     # Persistence: a delta row with each command, folded into pages when the deltas outgrow them. --
 
@@ -576,20 +592,9 @@ class SubjectTable:
         if not parts:
             return  # the table is empty, as it was made
         self.ids.fill((texts.each(), part) for part, texts in parts)
-        sids = np.concatenate([part for part, _ in parts]).astype(np.int64)
-        # The row was written when the run began, or when its newest subject died.
-        young = sids[(next_id <= sids) & (sids < origin)] if origin else sids
-        next_id = max(next_id, int(young[-1]) + 1) if len(young) else next_id
-        # By rank: the numbers from the origin on come first.
-        high, low = list[pa.Array](), list[pa.Array]()
-        for part, texts in parts:
-            cut = int(part.searchsorted(origin))
-            high.append(text_array(texts, cut, texts.count))
-            low.append(text_array(texts, 0, cut))
-        sids = sids[rank_order(sids, origin)]
-        self._use_names(SubjectNames.of_live(sids, filter(len, high + low), next_id, origin))
+        self._use_names(SubjectNames.of_rows(parts, next_id, origin))
         self._make_arrays()
-        self._dead = self.size - len(sids)
+        self._dead = self.size - len(self.ids)
 
     def _load_few_names(self, rows: list[tuple[bytes, bytes]]) -> bool:
         """Load the rows of names as `_load_names` does; False for one of the rarer cases.
