@@ -14,7 +14,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, encode_block
 from contrail_common.errors import ApiError, ErrorSpec
-from contrail_common.model import AckKind, StreamConfig
+from contrail_common.model import AckKind, ConsumerConfig, StreamConfig
 from contrail_link.contract.consume import Delivery, PullRequest, PullResult
 from contrail_storage.consumers.consumer import dispatcher_kind
 from contrail_storage.consumers.dispatcher import Dispatcher
@@ -27,6 +27,7 @@ from contrail_storage.core.stream.strip_dead import between_live
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
+from contrail_storage.store.windows import WindowFacts
 from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure, consumer_config
 from tests.unit.storage.naive_subjects import naive_matches
 
@@ -72,6 +73,10 @@ class HandReader(Reader):
         await self._allowed()
         return await super().block_below(shard, seq)
 
+    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> WindowFacts:
+        await self._allowed()
+        return await super().facts(shard, from_seq, to_seq)
+
     async def _allowed(self) -> None:
         if self.held:
             step: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,6 +99,12 @@ class Proposal:
     future: asyncio.Future[Result]
 
 
+def from_the_first(rig: "DispatcherRig", config: ConsumerConfig) -> cmd.PutConsumer:
+    """The command for a consumer of all messages."""
+    del rig
+    return cmd.PutConsumer(config, 1)
+
+
 @dataclass
 class DispatcherRig:
     """One consumer on one stream. Log time stands still until a test moves it."""
@@ -105,6 +116,7 @@ class DispatcherRig:
     cached: bool = True
     late: bool = False
     log_ns: int = 1_000 * SECOND_NS
+    start: Callable[["DispatcherRig", ConsumerConfig], cmd.PutConsumer] = from_the_first
 
     def __post_init__(self) -> None:
         self.source = GatedSource()
@@ -116,7 +128,7 @@ class DispatcherRig:
         self.refusing = False
         self.index = 0
         self.apply(configure(self.config))
-        self.apply(cmd.PutConsumer(consumer_config("red", **self.consumer_fields), 1))
+        self.apply(self.start(self, consumer_config("red", **self.consumer_fields)))
         self.dispatcher = self.new_dispatcher()
 
     @property

@@ -66,7 +66,6 @@ class AckNoneDispatcher(Dispatcher):
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self.position = begun
-                self._count.invalidate()
                 self.wake()
                 raise
             if batch.too_large:
@@ -101,16 +100,15 @@ class AckNoneDispatcher(Dispatcher):
 
     def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
         """Take messages while they fit, and move the position past them."""
-        seqs = found.positions + found.block.base_seq
         fresh = found.positions
         settled = self.consumer.acked_ahead
         if settled:  # acknowledged by token, although the consumer needs no acknowledgements
-            fresh = fresh[~np.isin(seqs, list(settled))]
+            fresh = fresh[~np.isin(fresh + found.block.base_seq, list(settled))]
         taken = batch.take(found.block, fresh, self.shard.machine.subjects)
         self.position = found.next_seq
         if taken < len(fresh):
             self.position = int(fresh[taken]) + found.block.base_seq
-        self._count.pass_many(seqs, self.position)
+        self._count.passed(found, self.position)
 
     # Recording -----------------------------------------------------------------------------------
 

@@ -372,14 +372,13 @@ class Dispatcher:
             )
             if self._catch_up() == position:  # otherwise deliveries were undone
                 self.position, passed = reached, True
+                self._count.moved(position, reached)
         return self.position <= self.shard.applied_seq
 
     def _catch_up(self) -> int:
         """Move the position past settled and removed messages, and return it."""
         low = max(self.consumer.next_seq, self.shard.machine.counters.first_seq)
-        if low > self.position:
-            self.position = low
-            self._count.invalidate()
+        self.position = max(self.position, low)
         if self.consumer.pinned is not None:  # messages that it skips were never counted
             self.position = self.consumer.pinned.next(self.position)
         return self.position
@@ -390,11 +389,19 @@ class Dispatcher:
         pinned = self.consumer.pinned
         if pinned is None or block.base_seq >= pinned.end_seq:
             return found
-        due = pinned.mask(found.positions + block.base_seq)
-        return Found(block, found.positions[due], found.next_seq)
+        positions, matching = (
+            some[pinned.mask(some + block.base_seq)] for some in (found.positions, found.matching)
+        )
+        return Found(block, positions, found.next_seq, matching, from_seq)
 
     def _take_found(self, batch: Batch, found: Found, capacity: int) -> int | None:
         """Take messages while they fit; return how many, or None when the batch is complete."""
+        try:
+            return self._take_each(batch, found, capacity)
+        finally:
+            self._count.passed(found, self.position)
+
+    def _take_each(self, batch: Batch, found: Found, capacity: int) -> int | None:
         taken = 0
         base_seq = found.block.base_seq
         sizes = found.block.sizes()
@@ -411,7 +418,6 @@ class Dispatcher:
                     self.in_flight.add(seq)
                     self._top_seq = max(self._top_seq, seq)
                     taken += 1
-            self._count.pass_one(seq)
         self.position = found.next_seq
         return taken
 
@@ -522,7 +528,6 @@ class Dispatcher:
         fresh = [seq for seq in seqs if seq >= self.consumer.next_seq]
         if fresh:
             self.position = min(self.position, *fresh)
-            self._count.invalidate()
         self.consumer.pending.note(seqs)
         self._deadlines_changed()
 
@@ -593,8 +598,8 @@ class Dispatcher:
 
     async def _count_pending(self) -> int:
         await self.reader.prepare(self.shard, self._filter)
-        low = self._catch_up()
-        return await self._count.count(self.consumer, self._filter, low) - self._count_out(low)
+        count = await self._count.count(self.consumer, self._filter, self._catch_up)
+        return count - self._count_out(self.position)
 
     def _count_out(self, low: int) -> int:
         """Count live messages from ``low`` on that are delivered already, see :meth:`_is_out`."""

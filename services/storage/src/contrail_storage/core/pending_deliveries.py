@@ -4,8 +4,10 @@ They are kept in chunks: consecutive entries in a dict each. So the lowest one i
 entries are dropped and postponed by the chunk, and a search for deadlines skips most chunks.
 """
 
+# One module: reading, searching, storing and changing share the chunks of one consumer.
+
 from bisect import bisect_right
-from collections.abc import Collection, Container, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from heapq import nsmallest
 from itertools import islice, pairwise, repeat
 from operator import lt

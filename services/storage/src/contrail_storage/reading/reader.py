@@ -14,6 +14,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.texts import I64Array, U32Array
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
+from contrail_storage.core.stream.recent_removals import RemovalMemory
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.filter_cache import FilterCache
 from contrail_storage.reading.name_order import NameOrders
@@ -34,6 +35,8 @@ _FIRST_WINDOWS = 1
 """Windows that a search reads first; then it reads more and more at a time."""
 _TABLE_MAX = 4_096
 """Subjects of a table that is searched as a whole, which takes less than reading a block."""
+_NEAR = 4_096
+"""Sequences that are counted by their windows, which takes less than asking all subjects."""
 
 Pick = Callable[[U32Array], NDArray[np.bool_]]
 """Which of some subject numbers are wanted, as a mask."""
@@ -41,11 +44,17 @@ Pick = Callable[[U32Array], NDArray[np.bool_]]
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Found:
-    """Selected messages of one block: ascending positions, and the next sequence to look at."""
+    """Selected messages of one block: ascending positions, and the next sequence to look at.
+
+    ``matching`` are the live messages that match from ``from_seq`` on, ``positions`` those of them
+    that are not being erased.
+    """
 
     block: Block
     positions: NDArray[np.intp]
     next_seq: int
+    matching: NDArray[np.intp]
+    from_seq: int
 
 
 class Reader:
@@ -55,6 +64,8 @@ class Reader:
         """``opener`` decrypts messages sealed with subject keys; None if there are none."""
         self.opener = opener or ContentOpener(None)
         self._blocks = blocks
+        self.removals = RemovalMemory()
+        """The recent removals of the shards in which messages are counted."""
         self._points = PointReads(blocks)
         self.windows = WindowReads(blocks)
         self._filters = FilterCache()
@@ -123,7 +134,8 @@ class Reader:
         high = min(block.last_seq, shard.applied_seq) + 1 - block.base_seq
         next_seq = block.base_seq + max(high, 0)
         if low >= high:
-            return Found(block, np.zeros(0, np.intp), max(next_seq, from_seq))
+            nothing = np.zeros(0, np.intp)
+            return Found(block, nothing, max(next_seq, from_seq), nothing, from_seq)
         live = machine.deleted.live_mask(block.base_seq + low, high - low)
         if subject_filter.matches_all:
             wanted = np.ones(high - low, np.bool_) if live is None else live
@@ -131,11 +143,12 @@ class Reader:
             wanted = subject_filter.select(machine.subjects, block.subject_ids[low:high])
             if live is not None:
                 wanted &= live
+        positions = matching = np.flatnonzero(wanted) + low
         gone = self.opener.gone(block.columns)
         # Erased, and only waiting to be removed.
         if gone is not None:
-            wanted &= ~gone[low:high]
-        return Found(block, np.flatnonzero(wanted) + low, next_seq)
+            positions = matching[~gone[matching]]
+        return Found(block, positions, next_seq, matching, from_seq)
 
     def message(self, shard: Shard, block: Block, position: int) -> StoredMessage | None:
         """Return the message at ``position`` of ``block``, which is live.
@@ -263,7 +276,7 @@ class Reader:
             facts = await self.facts(shard, seq, to_seq)
             await self.prepare(shard, subject_filter)
             pick = partial(subject_filter.select, shard.machine.subjects)
-            found = self._live(shard, facts, seq, facts.end_seq, pick)
+            found = self.live(shard, facts, seq, facts.end_seq, pick)
             if len(found):
                 return int(found[0])
             seq = max(facts.end_seq, shard.machine.counters.first_seq)
@@ -302,7 +315,7 @@ class Reader:
         except (BlockCorruptError, StoreCorruptError) as error:
             raise self.damage(shard, from_seq, error) from error
 
-    def _live(
+    def live(
         self, shard: Shard, facts: WindowFacts, from_seq: int, end_seq: int, pick: Pick
     ) -> I64Array:
         """The live and applied sequences from ``from_seq`` up to ``end_seq`` that ``pick`` picks.
@@ -330,6 +343,9 @@ class Reader:
         if subject_filter.matches_all:
             return to_seq - low + 1 - machine.deleted.count(low, to_seq)
         table = machine.subjects
+        if to_seq - low < _NEAR:
+            pick = partial(subject_filter.select, table)
+            return await self._count_picked(shard, pick, low, to_seq)
         at = table.numbered.slots(subject_filter.numbers(table))
         first, last = table.first[at], table.last[at]
         inside = (first >= low) & (last <= to_seq)
@@ -356,10 +372,14 @@ class Reader:
             at = numbered.slots(sids)
             return wanted[np.where((at >= 0) & (at < len(wanted)), at, -1)]
 
+        return await self._count_picked(shard, pick, from_seq, to_seq)
+
+    async def _count_picked(self, shard: Shard, pick: Pick, from_seq: int, to_seq: int) -> int:
+        """Count live messages in ``from_seq`` .. ``to_seq`` whose subjects ``pick`` picks."""
         total, seq = 0, max(from_seq, shard.machine.counters.first_seq)
         while seq <= to_seq and shard.machine.exists:
             facts = await self.facts(shard, seq, to_seq)
-            total += len(self._live(shard, facts, seq, to_seq + 1, pick))
+            total += len(self.live(shard, facts, seq, to_seq + 1, pick))
             seq = facts.end_seq
         return total
 
@@ -377,7 +397,7 @@ class Reader:
             found: list[I64Array] = []
             while seq < end_seq:
                 facts = await self.facts(shard, seq, end_seq - 1)
-                found.append(self._live(shard, facts, seq, end_seq, pick))
+                found.append(self.live(shard, facts, seq, end_seq, pick))
                 seq = facts.end_seq
             held = sum(map(len, found))
             if held >= count:

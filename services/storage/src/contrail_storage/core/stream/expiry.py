@@ -119,7 +119,7 @@ def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> N
     counters.bytes -= int(due.sizes.sum())
     state.deleted.add_many(due.seqs, step.writes)
     state.subjects.remove(due.sids, counters.first_seq, step, last)
-    deletion.finish_removal(state, step, due.seqs)
+    deletion.finish_removal(state, step, due.seqs, due.sids)
 
 
 def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:

@@ -11,6 +11,7 @@ import msgspec
 
 from contrail_common.model import Compression, DataLoss, StreamConfig, StreamState
 from contrail_common.partition import share
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -19,6 +20,7 @@ from contrail_storage.core.facts import FactsPort, MessageFacts
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream.coverage import Coverage, FilterMatches
 from contrail_storage.core.stream.deadlines import Deadlines, ExemptSet
+from contrail_storage.core.stream.recent_removals import RecentRemovals
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
@@ -69,11 +71,8 @@ class ShardState:
         # Compression of the stream that is being restored; unused once the stream exists.
         self.restored_with: Compression = "none"
         self._counters_key = keys.shard_key(keys.COUNTERS, shard_id)
-        self.deletions = 0
-        """Number of deletes and purges since this object was made. Never decreases.
-
-        Counts of pending messages are made again when it changes.
-        """
+        self.removals: RecentRemovals | None = None
+        """The messages that were removed lately; None while nobody counts. No part of the state."""
         self.recounted = False
         """Whether the state was counted again from damaged rows, and the log after it is applied.
 
@@ -86,6 +85,7 @@ class ShardState:
     def clear(self) -> None:
         """Reset the state: there is no stream. The caller removes the rows."""
         shard_id = self.shard_id
+        self.forget_removals()
         # State in rows. Loading the rows gives an equal state.
         self.record: StreamRecord | None = None
         """Configuration and identity. None: there is no stream, or it is being restored."""
@@ -222,6 +222,17 @@ class ShardState:
             num_deleted=self.deleted.count(counters.first_seq, counters.last_seq),
             consumer_count=len(self.consumers),
         )
+
+    def note_removed(self, seqs: I64Array, sids: U32Array) -> None:
+        """Note removed messages for those who count, with a subject number for each."""
+        if self.removals is not None:
+            self.removals.add(seqs, sids)
+
+    def forget_removals(self) -> None:
+        """Let everybody count again: all messages were removed."""
+        if self.removals is not None:
+            self.removals.close()
+            self.removals = None
 
     def facts_at(self, seq: int) -> MessageFacts:
         """Facts of a run of messages with ``seq``, also for messages of the current entry."""

@@ -86,6 +86,11 @@ class _BySlot(NamedTuple):
         return found
 
 
+def lookup_of_slots(numbered: SubjectNames, matches: NDArray[np.bool_]) -> SubjectLookup:
+    """A lookup of the numbers with the slots of ``numbered`` that ``matches`` has."""
+    return _BySlot(numbered, matches)
+
+
 class Rest(NamedTuple):
     """Subjects that a filter must look at: ``work`` is for any thread, and its result for `accept`.
 

@@ -37,7 +37,7 @@ def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
     if config.retention != "limits":
         # An ack may have removed the previous message since the leader found it.
         _check_last(state, step, sid)
-    finish_removal(state, step, seqs)
+    finish_removal(state, step, seqs, np.array([sid], np.uint32))
     forget_replaced(state)
     state.write_counters(step.writes)
     return Removed(1)
@@ -79,22 +79,16 @@ def take_out(
     sids: U32Array,
     sizes: I64Array,
     *,
-    counted: bool,
     oldest: bool = False,
 ) -> None:
     """Remove live messages anywhere (ascending), given with subject number and bytes of each.
 
-    ``counted``: they may be included in the ``num_pending`` of a consumer. ``oldest``: they are the
-    oldest of their subjects.
+    ``oldest``: they are the oldest of their subjects.
     """
     state.counters.messages -= len(seqs)
     state.counters.bytes -= int(sizes.sum())
     state.deleted.add_many(seqs, step.writes)
-    deletions = state.deletions
-    finish_removal(state, step, seqs)
-    if not counted:
-        # Counting pending messages again with each ack would cost more than the ack.
-        state.deletions = deletions
+    finish_removal(state, step, seqs, sids)
     table, floor_seq = state.subjects, state.counters.first_seq
     if len(seqs) == 1 and not oldest:
         lost = table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, step)
@@ -104,9 +98,12 @@ def take_out(
     forget_replaced(state)
 
 
-def finish_removal(state: ShardState, step: Step, seqs: I64Array) -> None:
-    """After ``seqs`` were removed anywhere: update the consumers, and move the head."""
-    state.deletions += 1
+def finish_removal(state: ShardState, step: Step, seqs: I64Array, sids: U32Array) -> None:
+    """After messages were removed anywhere: update the consumers, and move the head.
+
+    They are given with a sequence and a subject number for each.
+    """
+    state.note_removed(seqs, sids)
     state.exempt.discard_many(seqs, step.writes)
     # A consumer must not redeliver a message that is gone, or wait for its ack.
     consumers = [one for one in state.consumers.values() if one.pending or one.given_up]

@@ -67,12 +67,14 @@ def _take_head(
     counters = state.counters
     if live is None:
         count = min(count, messages_max)
+        positions = np.arange(count)
         sids, sizes = facts.subject_ids[:count], facts.sizes[:count]
     else:
         # Dead messages in between count as sequences, not as removed messages.
         positions = np.flatnonzero(live[:count])[:messages_max]
         count = int(positions[-1]) + 1
         sids, sizes = facts.subject_ids[positions], facts.sizes[positions]
+    state.note_removed(positions + facts.base_seq, sids)
     counters.messages -= len(sids)
     counters.bytes -= int(sizes.sum())
     counters.first_seq = facts.base_seq + count

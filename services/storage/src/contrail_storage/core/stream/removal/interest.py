@@ -145,22 +145,8 @@ def _unneeded(
 def _take_out(state: ShardState, step: Step, gone: _Messages) -> None:
     if not len(gone.seqs):
         return
-    counted = _counted(state, gone)
-    deletion.take_out(state, step, gone.seqs, gone.sids, gone.sizes, counted=counted)
+    deletion.take_out(state, step, gone.seqs, gone.sids, gone.sizes)
     state.write_counters(step.writes)
-
-
-def _counted(state: ShardState, gone: _Messages) -> bool:
-    """Whether some consumer may have counted one of them as pending."""
-    top_seq = int(gone.seqs[-1])
-    return any(
-        consumer.next_seq <= top_seq
-        and any(
-            state.filter_matches.matches(consumer, sid, state.subjects)
-            for sid in set(gone.sids[gone.seqs >= consumer.next_seq].tolist())
-        )
-        for consumer in state.consumers.values()
-    )
 
 
 # Checking again ----------------------------------------------------------------------------------

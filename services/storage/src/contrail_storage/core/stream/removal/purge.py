@@ -47,7 +47,7 @@ def remove(state: ShardState, step: Step, command: cmd.Remove) -> Result:
     if command.reason == "limit":
         at = at[limits.among_excess(state, sids[at])]
     if len(at):
-        deletion.take_out(state, step, seqs[at], sids[at], sizes[at], counted=True, oldest=True)
+        deletion.take_out(state, step, seqs[at], sids[at], sizes[at], oldest=True)
     for subject, to_seq in command.finished.items():
         if counters.replaced.get(subject) == to_seq:
             counters.replaced.pop(subject)
@@ -74,8 +74,7 @@ def purge_all(state: ShardState, writes: Writes) -> int:
     counters.first_seq = counters.last_seq + 1
     counters.messages = counters.bytes = 0
     counters.replaced = {}
-    # Consumers count their pending messages again.
-    state.deletions += 1
+    state.forget_removals()
     state.subjects.clear(writes)
     state.deleted.clear(writes)
     state.deadlines.clear(writes)
