@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine, Gone, Trimmed
 from contrail_storage.core.results import Step, Writes
-from tests.unit.storage.machine_rig import SHARD, consumer_config
+from tests.unit.storage.machine_rig import SHARD, RowStore, consumer_config
 
 steps = st.one_of(
     st.tuples(st.just("deliver"), st.integers(1, 30)),
@@ -17,10 +18,11 @@ steps = st.one_of(
 
 
 def restarted(consumer: ConsumerMachine) -> ConsumerMachine:
-    writes = Writes()
+    writes, store = Writes(), RowStore()
     consumer.write_snapshot(writes)
-    row = next(row[2] for row in writes.rows if row[0] == "put")
-    return ConsumerMachine.load(SHARD, 1, row)
+    store.write(writes.rows)
+    [(_, row)] = store.scan(keys.CONSUMER)
+    return ConsumerMachine.load(SHARD, 1, row, store.scan)
 
 
 @given(st.lists(steps, max_size=60), st.sampled_from(["explicit", "all"]))

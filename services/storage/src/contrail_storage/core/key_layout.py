@@ -19,6 +19,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: messages to deliver first |
+| ``J`` | u32 consumer, u32 number | consumer: a chunk of its pending deliveries |
 | ``W`` | - | accepted damage |
 | ``Q`` | u64 window | subject ids and sizes of the messages of a window |
 | ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
@@ -45,6 +46,7 @@ CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
 PINNED: Final = b"F"
+PENDING: Final = b"J"
 LOSS: Final = b"W"
 STOPPED: Final = b"H"
 WINDOW: Final = b"Q"
@@ -65,6 +67,7 @@ SHARD_KINDS: Final = (
     CONSUMER,
     CONSUMER_DELTA,
     PINNED,
+    PENDING,
     LOSS,
     STOPPED,
     WINDOW,
@@ -122,6 +125,11 @@ def deadline_of(key: bytes) -> tuple[int, int]:
 def pinned_key(shard_id: int, consumer_id: int, number: int) -> bytes:
     """Key of the ``number``-th row of the messages that a consumer gets first."""
     return _U32_U32_U32.pack(PINNED, shard_id, consumer_id, number)
+
+
+def pending_key(shard_id: int, consumer_id: int, number: int) -> bytes:
+    """Key of the row with that number of a consumer's pending deliveries."""
+    return _U32_U32_U32.pack(PENDING, shard_id, consumer_id, number)
 
 
 def last_number(key: bytes, width: int) -> int:

@@ -28,9 +28,6 @@ CHUNKS_READ_MAX: Final = 8
 _CHUNKS_FREED: Final = 8
 """Dropped chunks that are freed at once. Freeing a million entries takes 60 ms."""
 
-
-_MAP_4_BITS: Final = 1 << 4
-_MAP_16_BITS: Final = 1 << 16
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -45,13 +42,7 @@ class Pending(msgspec.Struct, array_like=True, gc=False):
     deadline_ns: int
 
 
-def _map_of(count: int) -> bytes:
-    """How a map of ``count`` entries begins in msgpack."""
-    if count < _MAP_4_BITS:
-        return bytes([0x80 | count])
-    if count < _MAP_16_BITS:
-        return b"\xde" + count.to_bytes(2, "big")
-    return b"\xdf" + count.to_bytes(4, "big")
+_rows: Final = msgspec.msgpack.Decoder(dict[int, Pending])
 
 
 class _Chunk:
@@ -65,7 +56,9 @@ class _Chunk:
         "high_ns",
         "low_ns",
         "may_join",
+        "number",
         "redelivered",
+        "row_bytes",
         "shifts",
         "top",
     )
@@ -78,8 +71,12 @@ class _Chunk:
         """The last sequence that was added in order."""
         self.ascends = True
         """Whether ``entries`` ascend."""
-        self.body = b""
-        """The entries in msgpack, without the number of them; empty after a change."""
+        self.number = 0
+        """Number of the row in the store; 0: there is none."""
+        self.row_bytes = 0
+        """Bytes of that row."""
+        self.body: bytes | None = b""
+        """The entries in msgpack; empty after a change; None: as in the row."""
         self.may_join = True
         """False once it was small, and no neighbour had space for its entries."""
         self.redelivered = 0
@@ -90,6 +87,18 @@ class _Chunk:
         """No entry is due after."""
         self.shifts: list[tuple[int, ...]] = []
         """Changes of all deadlines by number of attempts, to be made before they are read."""
+
+    @classmethod
+    def of_row(cls, number: int, row: bytes) -> "_Chunk":
+        """The chunk with the entries of a row (at least one)."""
+        entries = _rows.decode(row)
+        chunk = cls(max(entries))
+        chunk.entries, chunk.added = dict(sorted(entries.items())), len(entries)
+        chunk.number, chunk.row_bytes, chunk.body = number, len(row), None
+        chunk.redelivered = sum(item.attempts > 1 for item in entries.values())
+        chunk.low_ns = min(item.deadline_ns for item in entries.values())
+        chunk.high_ns = max(item.deadline_ns for item in entries.values())
+        return chunk
 
     def add(self, seq: int, item: Pending) -> None:
         if seq > self.top:
@@ -132,11 +141,10 @@ class _Chunk:
         return self.entries
 
     def encode(self) -> bytes:
-        """The entries, ascending, in msgpack without the number of them."""
+        """The entries, ascending, in msgpack."""
         if not self.body:
             self.read()
-            row = _encode(self.sort())
-            self.body = row[len(_map_of(len(self.entries))) :]
+            self.body = _encode(self.sort())
         return self.body
 
     def take_due(
@@ -161,6 +169,7 @@ class _Chunk:
 
     def shift(self, changes: tuple[int, ...]) -> None:
         self.shifts.append(changes)
+        self.body = b""
         self.low_ns = min(self.low_ns + min(changes), INT64_MAX)
         self.high_ns = min(self.high_ns + max(changes), INT64_MAX)
 
@@ -185,7 +194,16 @@ class PendingDeliveries(Mapping[int, Pending]):
     empty.
     """
 
-    __slots__ = ("_chunks", "_count", "_dropped", "_firsts", "_low_ns", "_passed")
+    __slots__ = (
+        "_chunks",
+        "_count",
+        "_dropped",
+        "_firsts",
+        "_gone_rows",
+        "_last_number",
+        "_low_ns",
+        "_passed",
+    )
 
     def __init__(self, entries: Mapping[int, Pending] | None = None) -> None:
         self._firsts: list[int] = []
@@ -195,6 +213,10 @@ class PendingDeliveries(Mapping[int, Pending]):
         """No chunk has a lower ``low_ns``."""
         self._dropped: list[_Chunk] = []
         """Chunks without use: they are freed a few at a time."""
+        self._last_number = 0
+        """No row has a higher number."""
+        self._gone_rows: list[int] = []
+        """Numbers of rows whose chunks are gone; see :meth:`take_rows`."""
         self._passed: set[int] = set()
         """Sequences that were due and left out, until :meth:`note`."""
         self.update(entries or {})
@@ -236,15 +258,6 @@ class PendingDeliveries(Mapping[int, Pending]):
             chunk.read()
             entries.update(chunk.sort())
         return entries
-
-    def encoded(self) -> msgspec.Raw:
-        """All entries in msgpack, as :meth:`to_dict` would be.
-
-        Only chunks that changed since the last time are encoded again.
-        """
-        return msgspec.Raw(
-            b"".join([_map_of(self._count), *(one.encode() for one in self._chunks)])
-        )
 
     def lowest(self) -> tuple[int, Pending] | None:
         """The lowest sequence and its delivery; None if nothing is pending."""
@@ -384,6 +397,70 @@ class PendingDeliveries(Mapping[int, Pending]):
                 return True
         return False
 
+    # Rows ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, bytes]]) -> "PendingDeliveries":
+        """The deliveries in rows, given with their numbers."""
+        found = cls()
+        chunks = [_Chunk.of_row(number, row) for number, row in rows]
+        found._chunks = sorted(chunks, key=lambda chunk: next(iter(chunk.entries)))
+        found._firsts = [next(iter(chunk.entries)) for chunk in found._chunks]
+        found._count = sum(len(chunk.entries) for chunk in chunks)
+        found._last_number = max((chunk.number for chunk in chunks), default=0)
+        found._find_low()
+        return found
+
+    def encode_some(self, most: int) -> bool:
+        """Encode changed chunks for :meth:`take_rows`; False if there are more than ``most``."""
+        for chunk in self._chunks:
+            if chunk.body == b"":
+                if not most:
+                    return False
+                most -= 1
+                chunk.encode()
+        return True
+
+    def take_rows(self) -> tuple[dict[int, bytes], list[int]]:
+        """Rows to write, by number, and the numbers of rows to delete, since the last call.
+
+        A row has the entries of one chunk. Deliveries in a single chunk have no row.
+        """
+        rows: dict[int, bytes] = {}
+        gone, self._gone_rows = self._gone_rows, []
+        for chunk in self._chunks:
+            if len(self._chunks) == 1:
+                gone += self._without_row(chunk)
+            elif chunk.body is not None:
+                if not chunk.number:
+                    self._last_number += 1
+                    chunk.number = self._last_number
+                row = rows[chunk.number] = chunk.encode()
+                chunk.row_bytes, chunk.body = len(row), None
+        return rows, gone
+
+    @staticmethod
+    def _without_row(chunk: _Chunk) -> list[int]:
+        """Let a chunk have no row; return the number of the one that it had."""
+        gone = [chunk.number] if chunk.number else []
+        chunk.number = chunk.row_bytes = 0
+        chunk.body = chunk.body or b""
+        return gone
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, as of the last :meth:`take_rows`."""
+        return sum(chunk.number > 0 for chunk in self._chunks)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of all rows, as of the last :meth:`take_rows`."""
+        return sum(chunk.row_bytes for chunk in self._chunks)
+
+    def without_rows(self) -> msgspec.Raw:
+        """The deliveries that have no rows, in msgpack; see :meth:`take_rows`."""
+        return msgspec.Raw(self._chunks[0].encode() if len(self._chunks) == 1 else _encode({}))
+
     # Changing ------------------------------------------------------------------------------------
 
     def add(self, seq: int, item: Pending) -> None:
@@ -435,7 +512,7 @@ class PendingDeliveries(Mapping[int, Pending]):
     def _append(self, seq: int) -> None:
         self._firsts.append(seq)
         self._chunks.append(_Chunk(seq))
-        del self._dropped[-_CHUNKS_FREED:]
+        self.free_dropped()
 
     def _next(self, seq: int) -> _Chunk:
         """The chunk for ``seq``, the last one being full."""
@@ -470,6 +547,7 @@ class PendingDeliveries(Mapping[int, Pending]):
                 part.add(each, item)
             part.low_ns = min(part.low_ns, whole.low_ns)
             parts.append(part)
+        self._gone_rows += self._without_row(whole)
         self._chunks[at : at + 1] = parts
         self._firsts.insert(at + 1, items[middle][0])
         return parts[seq >= items[middle][0]]
@@ -560,8 +638,9 @@ class PendingDeliveries(Mapping[int, Pending]):
         del self._firsts[:count]
         for chunk in whole:
             removed += chunk.sort()
+            self._gone_rows += self._without_row(chunk)
         self._dropped += whole
-        del self._dropped[-_CHUNKS_FREED:]
+        self.free_dropped()
         self._count -= len(removed)
         if self._chunks:
             for seq in [seq for seq in self._chunks[0].sort() if seq < end_seq]:
@@ -569,12 +648,23 @@ class PendingDeliveries(Mapping[int, Pending]):
                 removed.append(seq)
         return removed
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether there are dropped chunks that are not freed."""
+        return bool(self._dropped)
+
+    def free_dropped(self) -> bool:
+        """Free a few of the chunks that were dropped; return whether there are more."""
+        del self._dropped[-_CHUNKS_FREED:]
+        return bool(self._dropped)
+
     def _removed_from(self, at: int) -> None:
         """Drop or join chunk ``at``, after entries of it were removed, if it is small now."""
         if at < 0:
             return
         chunk = self._chunks[at]
         if not chunk.entries:
+            self._gone_rows += self._without_row(chunk)
             del self._chunks[at], self._firsts[at]
         elif chunk.may_join and len(chunk.entries) <= _FEW:
             chunk.may_join = False
@@ -586,6 +676,7 @@ class PendingDeliveries(Mapping[int, Pending]):
             if left >= 0 and left + 1 < len(self._chunks):
                 one, other = self._chunks[left : left + 2]
                 if len(one.entries) + len(other.entries) <= CHUNK // 2:
+                    self._gone_rows += self._without_row(one) + self._without_row(other)
                     self._chunks[left : left + 2] = [_joined(one, other)]
                     del self._firsts[left + 1]
                     return

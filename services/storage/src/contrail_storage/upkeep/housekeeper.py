@@ -86,6 +86,7 @@ class Housekeeper:
         async with self._ticking:
             for entered, shard_id in enumerate(take(self._changed)):
                 self._enter(shard_id)
+                self._free(shard_id)
                 if entered % _ENTERED == _ENTERED - 1:
                     await asyncio.sleep(0)
             # Log time may have run at any speed since the last tick, so it is read each time.
@@ -103,6 +104,14 @@ class Housekeeper:
             self._agenda.leave(shard_id)
         elif shard_id not in self._failing:
             self._agenda.enter(shard_id, at_ns)
+
+    def _free(self, shard_id: int) -> None:
+        """Free some removed deliveries of a shard, the others in the next ticks."""
+        shard = self._shards.get(shard_id)
+        if shard is not None and shard.machine.dropping:
+            shard.machine.free_dropped()
+            if shard.machine.dropping:
+                self._changed.add(shard_id)
 
     async def _look(self, now_ns: int) -> None:
         """Check the shards in which something may be due. Raises ApiError, StoreError."""

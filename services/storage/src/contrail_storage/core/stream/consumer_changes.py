@@ -119,6 +119,8 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
         return Refused(errors.TOKEN_STALE.code)
     from_seq = consumer.next_seq
     settled = consumer.change(command, step)
+    if consumer.pending.has_dropped:
+        state.dropping.add(consumer.consumer_id)
     if isinstance(command, cmd.Deliver):
         # In the same entry, so that no reader sees a pending message that is not in the stream.
         forget_gone(state, step, consumer, command.seqs)
@@ -150,6 +152,8 @@ def forget_trimmed(state: ShardState, step: Step) -> None:
         consumer.given_up.trim(first_seq)
         if consumer.pending and consumer.floor.stream_seq + 1 < first_seq:
             consumer.change(Trimmed(first_seq), step)
+            if consumer.pending.has_dropped:
+                state.dropping.add(consumer.consumer_id)
 
 
 def _report(

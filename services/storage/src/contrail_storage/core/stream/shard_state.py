@@ -78,6 +78,11 @@ class ShardState:
 
         Subject numbers may then be others than in the log: the blocks have the right ones.
         """
+        self.dropping: set[int] = set()
+        """Consumers with pending deliveries that are removed and not freed. No part of the state.
+
+        The housekeeper frees them, as :meth:`free_dropped`.
+        """
         # The same code makes the state of a new shard and that of a dropped one, so neither can
         # forget a field.
         self.clear()
@@ -228,6 +233,13 @@ class ShardState:
         if self.removals is not None:
             self.removals.add(seqs, sids)
 
+    def free_dropped(self) -> None:
+        """Free a few of the pending deliveries that were removed; what is left is `dropping`."""
+        for number in list(self.dropping):
+            consumer = self.consumers.get(number)
+            if consumer is None or not consumer.pending.free_dropped():
+                self.dropping.discard(number)
+
     def forget_removals(self) -> None:
         """Let everybody count again: all messages were removed."""
         if self.removals is not None:
@@ -282,10 +294,12 @@ class ShardState:
             self._load_consumer(keys.last_number(key, 4), value, scan)
 
     def _load_consumer(self, number: int, row: bytes, scan: Scan) -> None:
-        pinned = [row for _, row in scan(keys.small_key(keys.PINNED, self.shard_id, number))]
-        consumer = ConsumerMachine.load(self.shard_id, number, row, pinned)
+        def rows_of(kind: bytes) -> Iterable[tuple[bytes, bytes]]:
+            return scan(keys.small_key(kind, self.shard_id, number))
+
+        consumer = ConsumerMachine.load(self.shard_id, number, row, rows_of)
         self.consumers[number] = consumer
-        for _, delta in scan(keys.small_key(keys.CONSUMER_DELTA, self.shard_id, number)):
+        for _, delta in rows_of(keys.CONSUMER_DELTA):
             consumer.replay(delta)
         # A trimmed head is no delta of a consumer that had nothing pending below it.
         consumer.given_up.trim(self.counters.first_seq)
