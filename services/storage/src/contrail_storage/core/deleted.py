@@ -4,14 +4,15 @@ The ranges are pages of 4,096 sequences and not blocks, because each replica cut
 own way. A page takes 512 bytes in memory and in the store.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from heapq import nsmallest
+from itertools import pairwise
 from typing import ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from contrail_common.arrays import distinct
 from contrail_common.texts import I64Array, Mask
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
@@ -21,6 +22,8 @@ PAGE: Final = 4_096
 _TOP_BIT: Final = 0x80
 _NEAR: Final = 4
 """Sequences to check one by one before a whole page is decoded."""
+_FEW: Final = 32
+"""Marks of a page that are set one by one, because arrays would take longer."""
 _PAGES_MAX: Final = 1_024
 """Pages that one call of ``ranges`` checks."""
 
@@ -29,6 +32,16 @@ _PAGES_MAX: Final = 1_024
 def _full(size: int) -> bytes:
     """The bitmap of ``size`` deleted sequences; cached, so that full pages share one object."""
     return b"\xff" * (size // 8)
+
+
+def by_page(seqs: I64Array) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """The number of each page that has some of ``seqs``, and the positions of these."""
+    numbers = seqs // PAGE
+    order = np.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for start, end in pairwise([*starts, len(seqs)]):
+        yield int(numbers[start]), order[start:end]
 
 
 class DeletedSet:
@@ -55,27 +68,26 @@ class DeletedSet:
     def add_many(self, seqs: I64Array, writes: Writes) -> None:
         """Mark ``seqs`` (ascending, at least one), none of which is marked yet."""
         if len(seqs) == 1:
-            self._add_one(int(seqs[0]), writes)
+            first, position = divmod(int(seqs[0]), PAGE)
+            self._add_few(first, [position], writes)
             return
-        numbers = seqs // PAGE
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        for within in np.split(seqs, starts[1:]):
-            number = int(within[0]) // PAGE
-            marks = self._marks(number)
-            marks[within % PAGE] = True
-            self._set(number, marks, self._counts.get(number, 0) + len(within))
-            writes.put(keys.large_key(self.kind, self.shard_id, number), self._pages[number])
+        for number, at in by_page(seqs):
+            within = seqs[at] - number * PAGE
+            if len(within) <= _FEW:
+                self._add_few(number, within.tolist(), writes)
+                continue
+            marks = np.zeros(PAGE, np.bool_)
+            marks[within] = True
+            page = np.packbits(marks)
+            if number in self._pages:
+                page |= np.frombuffer(self._pages[number], np.uint8)
+            self._set(number, page.tobytes(), len(within), writes)
 
-    def _add_one(self, seq: int, writes: Writes) -> None:
-        number, at = divmod(seq, PAGE)
+    def _add_few(self, number: int, positions: list[int], writes: Writes) -> None:
         page = bytearray(self._pages.get(number) or PAGE // 8)
-        page[at // 8] |= _TOP_BIT >> at % 8
-        count = self._counts.get(number, 0) + 1
-        self._pages[number] = _full(PAGE) if count == PAGE else bytes(page)
-        self._counts[number] = count
-        self.total += 1
-        self.touched.add(number)
-        writes.put(keys.large_key(self.kind, self.shard_id, number), self._pages[number])
+        for at in positions:
+            page[at // 8] |= _TOP_BIT >> at % 8
+        self._set(number, bytes(page), len(positions), writes)
 
     def _marks(self, number: int) -> Mask:
         """The sequences of a page: true where the sequence is deleted."""
@@ -84,18 +96,25 @@ class DeletedSet:
             return np.zeros(PAGE, np.bool_)
         return np.unpackbits(np.frombuffer(page, np.uint8)).astype(np.bool_)
 
-    def _set(self, number: int, marks: Mask, count: int) -> None:
-        self.total += count - self._counts.get(number, 0)
-        self._pages[number] = _full(PAGE) if count == PAGE else np.packbits(marks).tobytes()
+    def _set(self, number: int, page: bytes, added: int, writes: Writes) -> None:
+        count = self._counts.get(number, 0) + added
+        page = _full(PAGE) if count == PAGE else page
+        self._pages[number] = page
         self._counts[number] = count
+        self.total += added
         self.touched.add(number)
+        writes.put(keys.large_key(self.kind, self.shard_id, number), page)
 
     def count(self, from_seq: int, to_seq: int) -> int:
         """Number of deleted sequences from ``from_seq`` to ``to_seq`` (inclusive)."""
         if not self.total or to_seq < from_seq:
             return 0
         total = 0
-        for number, count in self._counts.items():
+        counts: Iterable[tuple[int, int]] = self._counts.items()
+        pages = range(from_seq // PAGE, to_seq // PAGE + 1)
+        if len(pages) < len(self._counts):
+            counts = ((page, self._counts[page]) for page in pages if page in self._counts)
+        for number, count in counts:
             start = number * PAGE
             low, high = max(from_seq - start, 0), min(to_seq - start + 1, PAGE)
             if low == 0 and high == PAGE:
@@ -178,11 +197,15 @@ class DeletedSet:
         live = np.ones(len(seqs), np.bool_)
         if not self.total:
             return live
-        numbers = seqs // PAGE
-        for number in distinct(numbers).tolist():
-            if number in self._pages:
-                there = numbers == number
-                live[there] = ~self._marks(number)[seqs[there] % PAGE]
+        for number, at in by_page(seqs):
+            page = self._pages.get(number)
+            if page is None:
+                continue
+            if len(at) <= _NEAR:
+                for one in at.tolist():
+                    live[one] = int(seqs[one]) not in self
+            else:
+                live[at] = ~self._marks(number)[seqs[at] % PAGE]
         return live
 
     def have_page(self, seqs: I64Array) -> Mask:

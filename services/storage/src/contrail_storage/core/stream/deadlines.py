@@ -10,11 +10,10 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from contrail_common.arrays import distinct
-from contrail_common.texts import I64Array, Mask
+from contrail_common.texts import I64Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.deleted import PAGE, DeletedSet
+from contrail_storage.core.deleted import PAGE, DeletedSet, by_page
 from contrail_storage.core.results import Writes
 
 NO_DEADLINE: Final = INT64_MAX + 1
@@ -87,25 +86,18 @@ class ExemptSet(DeletedSet):
         """Unmark the removed messages ``seqs`` (ascending), of which only some are marked."""
         if not self.total:
             return
-        numbers = seqs // PAGE
-        for number in distinct(numbers).tolist():
+        for number, at in by_page(seqs):
             if number not in self._pages:
                 continue
             marks = self._marks(number)
             before = int(np.count_nonzero(marks))
-            marks[seqs[numbers == number] % PAGE] = False
+            marks[seqs[at] % PAGE] = False
             left = int(np.count_nonzero(marks))
             if left < before:
-                self._replace(number, marks, left, writes)
-
-    def _replace(self, number: int, marks: Mask, count: int, writes: Writes) -> None:
-        key = keys.large_key(self.kind, self.shard_id, number)
-        self._set(number, marks, count)
-        if count:
-            writes.put(key, self._pages[number])
-        else:
-            del self._pages[number], self._counts[number]
-            writes.delete(key)
+                self._set(number, np.packbits(marks).tobytes(), left - before, writes)
+                if not left:
+                    del self._pages[number], self._counts[number]
+                    writes.delete(keys.large_key(self.kind, self.shard_id, number))
 
 
 def first_outside(sets: Iterable[DeletedSet], seq: int, last_seq: int) -> int:
