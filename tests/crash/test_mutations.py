@@ -88,7 +88,7 @@ CAUGHT: Final = [
     ("late roll-ups", up_to(Publish, LATEST, 9), "which were removed"),
     ("late subject limits", up_to(Publish, LATEST, 17), "which were removed"),
     ("late purges", up_to(Purge, LATEST), NOT_PROVEN),
-    ("late lowered limits", up_to(PutStream, "ANOTHER"), NOT_PROVEN),
+    ("late lowered limits", up_to(PutStream, "ANOTHER"), "ANOTHER says"),
     ("out of order", up_to(Ack, LATEST), "again after its confirmed"),
     ("job dropped", up_to(PutConsumer, LATEST), "LATEST has lost"),
     ("joined parts kept", up_to(Publish, SHARED, 5), "twice"),
