@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from contrail_edge.http.steps import Steps
@@ -35,6 +37,29 @@ class Turn:
         # Before that time the CPU time cannot be used up, so it need not be read again.
         self._look_ns = now_ns + left_ns
         return left_ns <= 0
+
+
+class LaterTurns:
+    """Short work that nobody waits for, done in later turns of the event loop."""
+
+    def __init__(self) -> None:
+        # While it is not empty, a turn is scheduled.
+        self._left: deque[Callable[[], None]] = deque()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Call ``work`` in a later turn."""
+        if not self._left:
+            asyncio.get_running_loop().call_soon(self._take_turn)
+        self._left.append(work)
+
+    def _take_turn(self) -> None:
+        turn = Turn()
+        try:
+            while self._left and not turn.over:
+                self._left.popleft()()
+        finally:
+            if self._left:
+                asyncio.get_running_loop().call_soon(self._take_turn)
 
 
 async def in_turns(steps: Steps[_T]) -> _T:

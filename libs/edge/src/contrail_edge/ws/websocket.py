@@ -233,7 +233,10 @@ class EdgeSocket(asyncio.Protocol):
         self._state.unread.forget(self._transport)
         self._connections.discard(self)
         self._writable.set()
-        # Ends circles of references, so that all of it is freed now.
+        self._state.later.add(self._let_go)
+
+    def _let_go(self) -> None:
+        """End circles of references, so that everything is freed without a collection."""
         self._wire.parser.close()
         del self._handler
 
