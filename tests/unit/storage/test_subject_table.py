@@ -1,5 +1,7 @@
 """Subjects and their numbers: never used twice, let go of when dead, the same after a restart."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -347,3 +349,39 @@ def test_one_message_is_taken_out_as_an_array_of_one(
             arrays.table.unsettled.clear()
         assert alone.table.unsettled == arrays.table.unsettled
         assert list(alone.table.live()) == list(arrays.table.live())
+
+
+def test_new_layout_takes_the_names_of_a_few_slots_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject_table, "PAGE", 4)
+    for module in (layout, packed_names):
+        monkeypatch.setattr(module, "CHUNK", 4)
+        monkeypatch.setattr(module, "_PIECE", 8)
+    kept, taken, array = Kept(), [0], packed_names.PackedNames.array
+
+    def counted(self: packed_names.PackedNames, low: int, high: int) -> object:
+        taken[-1] += high - low
+        return array(self, low, high)
+
+    monkeypatch.setattr(packed_names.PackedNames, "array", counted)
+    kept.add(*names(0, 400))
+    for number in range(0, 400, 2):
+        kept.remove(f"s.{number}")
+        taken.append(0)
+    assert kept.table.size < 300
+    assert sum(taken) >= 400
+    assert max(taken) <= 16
+    assert sorted(kept.content()) == sorted(f"s.{number}" for number in range(1, 400, 2))
+
+
+def test_subject_takes_little_memory() -> None:
+    writes, table = Writes(), SubjectTable(SHARD)
+    tracemalloc.start()
+    for number in range(20_000):
+        table.number(f"orders.r{number % 8}.{number:06}.e1", writes)
+        writes.rows.clear()
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(table) == 20_000
+    assert taken < 100 * 20_000

@@ -44,7 +44,10 @@ PART: Final = 256
 """Subjects of one record of an archive: with the longest names they take 1 MiB."""
 _SLOTS_MIN: Final = 64
 _DOUBLED_MAX: Final = 65_536
-"""Longer arrays grow sixteenfold: the system adds memory to them only when it is used."""
+"""Longer arrays are made for 16 million slots, so that they are not copied as they grow.
+
+The system adds memory to them only where it is used.
+"""
 _FEW: Final = 32
 """Up to so many subjects are loaded one by one."""
 _LOADED: Final = 16 * CHUNK
@@ -206,7 +209,7 @@ class SubjectTable:
     def _make_arrays(self) -> None:
         size = _SLOTS_MIN
         while size < self.size:
-            size *= 2 if size < _DOUBLED_MAX else 16
+            size *= 256 if size == _DOUBLED_MAX else 2
         self.first = np.zeros(size, np.int64)
         self.last = np.zeros(size, np.int64)
         self.counts = np.zeros(size, np.uint32)
