@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 
 from contrail_common.ack_tokens import AckTokens
-from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_edge.inputs.messages import NO_HEADERS, MessageFields, payload_json
 from contrail_gateway.acks import AckOutcome
@@ -87,14 +86,13 @@ class PackedMessages(msgspec.Struct):
     ack_results: list[AckOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
-Fields = tuple[str, int, str, str, Headers, int, int, int]
-"""The values of :class:`DeliveryFields`, in order."""
-
-
-def fields_of(stream: str, delivery: Delivery) -> Fields:
-    """Return what all formats have of a delivery."""
+def delivered_message(
+    stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
+) -> DeliveredMessage:
+    """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
     stored = delivery.message
-    return (
+    text, raw = payload_json(stored.payload, base64=base64)
+    return DeliveredMessage(
         stream,
         stored.seq,
         stored.subject,
@@ -103,27 +101,26 @@ def fields_of(stream: str, delivery: Delivery) -> Fields:
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-    )
-
-
-def shard_of(delivery: Delivery) -> int | msgspec.UnsetType:
-    """Return the shard of the message, unset if the stream has only one."""
-    shard = delivery.message.shard
-    return msgspec.UNSET if shard is None else shard
-
-
-def delivered_message(
-    stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
-) -> DeliveredMessage:
-    """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
-    text, raw = payload_json(delivery.message.payload, base64=base64)
-    return DeliveredMessage(
-        *fields_of(stream, delivery), sign(delivery), text, raw, shard_of(delivery)
+        sign(delivery),
+        text,
+        raw,
+        msgspec.UNSET if stored.shard is None else stored.shard,
     )
 
 
 def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMessage:
     """Return a delivery for msgpack."""
+    stored = delivery.message
     return PackedMessage(
-        *fields_of(stream, delivery), sign(delivery), delivery.message.payload, shard_of(delivery)
+        stream,
+        stored.seq,
+        stored.subject,
+        format_time(stored.time_ns),
+        stored.headers or NO_HEADERS,
+        delivery.consumer_seq,
+        delivery.num_delivered,
+        delivery.num_pending,
+        sign(delivery),
+        stored.payload,
+        msgspec.UNSET if stored.shard is None else stored.shard,
     )

@@ -12,6 +12,7 @@ from websockets.frames import Opcode
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
+from contrail_common.model import Headers
 from contrail_common.timeunits import format_time
 from contrail_edge.http.problems import BatchResult, Problem
 from contrail_edge.http.steps import Steps
@@ -32,7 +33,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import DeliveryFields, Fields, SignToken, fields_of, shard_of
+from contrail_gateway.deliveries import DeliveryFields, SignToken
 from contrail_gateway.sockets.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
@@ -179,6 +180,8 @@ class _Named(msgspec.Struct):
 
 Token = str | msgspec.UnsetType
 ShardNumber = int | msgspec.UnsetType
+Fields = tuple[str, int, str, str, Headers, int, int, int]
+"""The values of :class:`DeliveryFields`, in order."""
 Row = tuple[Fields, bytes, Token, ShardNumber]
 """A message in a frame, with its payload."""
 Pack = Callable[[str, Iterable[Row]], Messages | PackedMessages]
@@ -348,8 +351,19 @@ def _publish(frame_id: FrameId | None, item: Item, payload: bytes) -> PackedPub:
 
 def _listed_rows(stream: str, pulled: Listed, sign: SignToken | None) -> Iterable[Row]:
     for delivery in pulled.deliveries:
+        stored = delivery.message
+        fields = (
+            stream,
+            stored.seq,
+            stored.subject,
+            format_time(stored.time_ns),
+            stored.headers or NO_HEADERS,
+            delivery.consumer_seq,
+            delivery.num_delivered,
+            delivery.num_pending,
+        )
         token = UNSET if sign is None else sign(delivery)
-        yield fields_of(stream, delivery), delivery.message.payload, token, shard_of(delivery)
+        yield fields, stored.payload, token, UNSET if stored.shard is None else stored.shard
 
 
 def _column_rows(stream: str, pulled: DeliveryColumns) -> Iterable[Row]:
@@ -397,13 +411,14 @@ def _json_messages(sid: str, rows: Iterable[Row]) -> Messages:
     shaped = []
     for fields, payload, token, shard in rows:
         text, raw = payload_json(payload, base64=False)
-        shaped.append(PushedMessage(*fields, token, text, raw, shard))
+        # A call with one starred tuple takes half the time of one with further arguments.
+        shaped.append(PushedMessage(*(fields + (token, text, raw, shard))))  # noqa: RUF005
     return Messages(sid=sid, messages=shaped)
 
 
 def _packed_messages(sid: str, rows: Iterable[Row]) -> PackedMessages:
     shaped = [
-        PackedPushedMessage(*fields, payload, token, shard)
+        PackedPushedMessage(*(fields + (payload, token, shard)))  # noqa: RUF005
         for fields, payload, token, shard in rows
     ]
     return PackedMessages(sid=sid, messages=shaped)
