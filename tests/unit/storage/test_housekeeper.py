@@ -24,10 +24,11 @@ from contrail_common.model import (
     StreamConfig,
 )
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.publishing import publish
 from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core import pending_deliveries
 from contrail_storage.core.stream.removal import by_subject
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -262,6 +263,36 @@ def test_rest_of_a_removal_is_done_by_the_next_tick(tmp_path: Path) -> None:
     with patched() as patch:
         patch.setattr(by_subject, "REMOVED_MAX", 2)
         patch.setattr(Removals, "enforce_interest", nothing)
+        asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
+
+
+def test_acknowledged_deliveries_are_freed_by_the_next_ticks(tmp_path: Path) -> None:
+    messages = 200
+
+    async def scene() -> None:
+        async with running(tmp_path) as node:
+            link = LocalLink(node)
+            kept = msgspec.structs.replace(STREAMS["limits"], max_age_ns=0)
+            await link.put_stream(kept, "create", None, False)
+            config = ConsumerConfig(name="c", durable=True, ack_policy="all", max_ack_pending=-1)
+            await link.put_consumer("limits", config, "create", None, False)
+            await publish(link, "limits", [PublishMessage("limits.a", None, b"x")] * messages)
+            pull = PullRequest(stream="limits", consumer="c", batch=messages, no_wait=True)
+            pulled = await link.pull(pull)
+            ack = AckItem(*pulled.address(pulled.deliveries[-1]), messages, "ack")
+            await link.acknowledge("limits", "c", [ack], True)
+            machine = node.streams.shard("limits").machine
+            ticks = 0
+            while machine.dropping:
+                ticks += 1
+                await node._housekeeper.tick()
+            assert 1 < ticks < messages
+            consumer = machine.consumer("c")
+            assert consumer is not None
+            assert not consumer.pending.has_dropped
+
+    with patched() as patch:
+        patch.setattr(pending_deliveries, "CHUNK", 4)
         asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
 
