@@ -24,6 +24,7 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.stream.strip_dead import between_live
+from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
@@ -58,11 +59,15 @@ class GatedSource:
 
 
 class HandReader(Reader):
-    """A reader whose reads of blocks wait while ``held``; one step lets each waiting one go on."""
+    """A reader whose reads of blocks wait while ``held``; one step lets each waiting one go on.
 
-    def __init__(self, blocks: BlockStore) -> None:
+    If it is ``searching``, it looks for the next match in windows, as in a long stream.
+    """
+
+    def __init__(self, blocks: BlockStore, *, searching: bool = False) -> None:
         super().__init__(blocks)
         self.held = False
+        self.searching = searching
         self._waiting: list[asyncio.Future[None]] = []
 
     async def block_at(self, shard: Shard, seq: int) -> Block | None:
@@ -76,6 +81,14 @@ class HandReader(Reader):
     async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> WindowFacts:
         await self._allowed()
         return await super().facts(shard, from_seq, to_seq)
+
+    def _in_memory(self, shard: Shard, seq: int) -> bool:
+        return not self.searching and super()._in_memory(shard, seq)
+
+    def _lower_bound(self, shard: Shard, from_seq: int, subject_filter: SubjectFilter) -> int:
+        if self.searching:
+            return from_seq
+        return super()._lower_bound(shard, from_seq, subject_filter)
 
     async def _allowed(self) -> None:
         if self.held:
@@ -115,6 +128,7 @@ class DispatcherRig:
     consumer_fields: dict[str, Any] = field(default_factory=dict)
     cached: bool = True
     late: bool = False
+    searching: bool = False
     log_ns: int = 1_000 * SECOND_NS
     start: Callable[["DispatcherRig", ConsumerConfig], cmd.PutConsumer] = from_the_first
 
@@ -123,7 +137,7 @@ class DispatcherRig:
         self.blocks = BlockStore(self.source, cache_bytes=(1 << 20) if self.cached else 0)
         self.machine = StreamMachine(SHARD, ShardFacts(self.blocks, SHARD))
         self.shard = Shard(self.machine, 0)
-        self.reader = HandReader(self.blocks)
+        self.reader = HandReader(self.blocks, searching=self.searching)
         self.proposals: deque[Proposal] = deque()
         self.refusing = False
         self.index = 0

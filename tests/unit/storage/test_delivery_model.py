@@ -337,11 +337,14 @@ class Story:
 
 
 def play(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
-    run_by_hand(played(script, stream, consumer))
+    for searching in {False, bool(consumer["filter_subjects"])}:
+        run_by_hand(played(script, stream, consumer, searching=searching))
 
 
-async def played(script: list[Step], stream: StreamConfig, consumer: dict[str, Any]) -> None:
-    story = Story(DispatcherRig(stream, consumer))
+async def played(
+    script: list[Step], stream: StreamConfig, consumer: dict[str, Any], *, searching: bool
+) -> None:
+    story = Story(DispatcherRig(stream, consumer, searching=searching))
     await story.play(script)
     drained = await story.drain()
     assert len(set(drained)) == len(drained)
