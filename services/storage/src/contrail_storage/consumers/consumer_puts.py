@@ -9,7 +9,6 @@ from contrail_common import errors
 from contrail_common.model import ConsumerConfig
 from contrail_storage.core.commands import Precondition
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.preconditions import refusal
 from contrail_storage.streams.outcomes import error_of
 
 ATTEMPTS: Final = 8
@@ -26,7 +25,7 @@ def is_settled(
     same = existing is not None and existing.config == config
     version = None if existing is None else existing.version
     missing = errors.CONSUMER_NOT_FOUND
-    refused = refusal(given, version, errors.CONSUMER_EXISTS, missing, same=same)
+    refused = given.refusal(version, errors.CONSUMER_EXISTS, missing, same=same)
     if refused is not None:
         raise error_of(refused)
     return same

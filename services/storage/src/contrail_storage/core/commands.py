@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from contrail_common import errors
 from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import MessageColumns
+from contrail_common.errors import ErrorSpec
 from contrail_common.model import (
     TTL_NEVER,
     AckKind,
@@ -27,6 +29,7 @@ from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.expected import HashedExpected
+from contrail_storage.core.results import Refused
 
 REASON_MAX: Final = 1_000
 """Characters of the description of a damage that are kept."""
@@ -93,6 +96,26 @@ class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=T
     update: bool = False
     version: int | None = None
     absent: bool = False
+
+    def refusal(
+        self, version: int | None, exists: ErrorSpec, missing: ErrorSpec, *, same: bool
+    ) -> Refused | None:
+        """Why a configuration may not be put; ``version`` is the current one (None: there is none).
+
+        ``same``: the current configuration is equal; if not, ``create`` refuses with ``exists``.
+        ``update`` refuses with ``missing`` if there is none.
+        """
+        if version is None and self.version is not None:
+            return Refused(errors.PRECONDITION_FAILED.code, "it does not exist")
+        # If-Match and If-None-Match come first, as in HTTP: a failed condition is 412, whatever
+        # else is wrong.
+        if version is not None and (self.absent or self.version not in (None, 0, version)):
+            return Refused(errors.PRECONDITION_FAILED.code, f"the version is {version}")
+        if version is None and self.update:
+            return Refused(missing.code)
+        if version is not None and self.create and not same:
+            return Refused(exists.code)
+        return None
 
 
 class ConfigureStream(msgspec.Struct, tag=2, array_like=True):

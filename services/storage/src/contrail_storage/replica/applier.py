@@ -56,6 +56,7 @@ from contrail_storage.store.block_store import (
 )
 from contrail_storage.store.store_errors import StoreFailedError
 from contrail_storage.store.windows import (
+    WINDOW_BITS,
     WindowFacts,
     deletes_below,
     filled_windows,
@@ -289,8 +290,9 @@ class Applier:
         for shard_id, block in writes.blocks:
             span = self._blocks.add(shard_id, block)
             job.blocks.append((shard_id, block, span))
-            for facts in filled_windows(self._blocks, shard_id, span):
-                job.rows.append(window_row(shard_id, facts))
+            if span.base_seq >> WINDOW_BITS != span.end_seq >> WINDOW_BITS:
+                for facts in filled_windows(self._blocks, shard_id, span):
+                    job.rows.append(window_row(shard_id, facts))
         for shard_id, first_seq in writes.trimmed.items():
             directory = self._blocks.directory(shard_id)
             # Whole blocks only. A block that the first sequence divides stays, and its dead part is

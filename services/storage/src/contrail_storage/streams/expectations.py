@@ -95,7 +95,7 @@ class Expectations:
         self._waiting: dict[Shard, deque[_Waiting]] = {}
         self._searching: set[asyncio.Task[None]] = set()
 
-    def append(self, shard: Shard, content: Content, done: Done, append: Append) -> None:
+    def propose(self, shard: Shard, content: Content, done: Done, append: Append) -> None:
         """Propose messages by ``append``, after those of the shard that wait; raises as it does."""
         patterns = _patterns(content)
         if not patterns and not shard.publishes_wait:

@@ -23,7 +23,6 @@ from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
-from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.results import Done, Refused, Reserved
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.proposer import Proposer
@@ -482,6 +481,6 @@ class StreamManager:
 
 def _check(given: cmd.Precondition, version: int | None, *, same: bool) -> None:
     """Refuse early what the shard would refuse now, so that no subjects are claimed for it."""
-    refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
+    refused = given.refusal(version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
     if refused is not None:
         raise error_of(refused)

@@ -156,7 +156,7 @@ class Stream:
         if content.expected:
             done = partial(self._last_ids.complete, shard, done)
         if shard.publishes_wait or content.expected:
-            self._expectations.append(shard, content, done, self._append)
+            self._expectations.propose(shard, content, done, self._append)
         else:
             self._append(shard.machine.shard_id, content, done)
 

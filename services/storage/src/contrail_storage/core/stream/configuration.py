@@ -6,7 +6,6 @@ from contrail_common import config_rules, errors, retention_rules
 from contrail_common.model import Advisory
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.results import Done, Refused, Result, Step
 from contrail_storage.core.stream.removal import interest, limits
 from contrail_storage.core.stream.shard_state import ShardState, StreamRecord
@@ -97,7 +96,7 @@ def _unexpected(
         return Refused(errors.STREAM_NOT_FOUND.code)
     version = None if record is None else record.version
     same = record is not None and record.config == command.config
-    refused = refusal(given, version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
+    refused = given.refusal(version, errors.STREAM_EXISTS, errors.STREAM_NOT_FOUND, same=same)
     if refused is not None or record is None or same:
         return refused
     consumers = [one.config for one in state.consumers.values()]

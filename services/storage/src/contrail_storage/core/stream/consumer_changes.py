@@ -13,7 +13,6 @@ from contrail_storage.core.consumer_machine import (
     allows_more,
 )
 from contrail_storage.core.pinned import Pinned
-from contrail_storage.core.preconditions import refusal
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result, Step
 from contrail_storage.core.stream.removal import interest
 from contrail_storage.core.stream.shard_state import ShardState
@@ -69,8 +68,7 @@ def _put_refused(
 ) -> Refused | None:
     config, given, stream = command.config, command.given, state.config
     if given is not None:
-        refused = refusal(
-            given,
+        refused = given.refusal(
             None if existing is None else existing.version,
             errors.CONSUMER_EXISTS,
             errors.CONSUMER_NOT_FOUND,
