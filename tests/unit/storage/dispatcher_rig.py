@@ -21,14 +21,15 @@ from contrail_storage.consumers.dispatcher import Dispatcher
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.results import Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.stream.strip_dead import between_live
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
-from contrail_storage.store.block_store import BlockStore, ShardFacts, span_of
-from contrail_storage.store.windows import WindowFacts
+from contrail_storage.store.block_store import BlockStore, span_of
+from contrail_storage.store.shard_facts import ShardFacts
 from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure, consumer_config
 from tests.unit.storage.naive_subjects import naive_matches
 
@@ -78,7 +79,7 @@ class HandReader(Reader):
         await self._allowed()
         return await super().block_below(shard, seq)
 
-    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> WindowFacts:
+    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> SubjectFacts:
         await self._allowed()
         return await super().facts(shard, from_seq, to_seq)
 

@@ -15,14 +15,16 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.expected import HashedExpected, ProvenExpected
-from contrail_storage.core.facts import MessageFacts, facts_of
+from contrail_storage.core.facts import MessageFacts, SubjectFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream.data_loss import Recount
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 from contrail_storage.core.stream.ttl import raised_ttls
+from contrail_storage.store.windows import facts_of_blocks
 
 SHARD = 7
+_WINDOW = 8
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,13 @@ class Shelf:
                     near = [block]  # what lay between them is gone
                 return facts_of(join_blocks(near))
         raise AssertionError(f"the block of sequence {seq} is gone")
+
+    def subjects_at(self, seq: int) -> SubjectFacts:
+        """Facts of the window that holds ``seq``, if it is full and no blocks are joined."""
+        facts, base_seq = self.facts_at(seq), seq - seq % _WINDOW
+        if self._joined > 1 or base_seq + _WINDOW > self.blocks[-1].last_seq:
+            return facts
+        return facts_of_blocks(base_seq, base_seq + _WINDOW, self.blocks)
 
 
 @dataclass

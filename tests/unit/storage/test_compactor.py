@@ -343,6 +343,7 @@ def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path)
             await make(link)
             await publish(link, *["k.a"] * (40 * BLOCK))
             await node.checkpoint()
+            await until_written(node)  # a checkpoint does not wait for pages
             assert listed_rows(node) == (4, 8)
             await link.purge_stream("S", "", 10 * BLOCK, 0)
             for seq in range(15 * BLOCK + 1, 16 * BLOCK):
@@ -353,6 +354,7 @@ def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path)
         async with opened() as (node, link):
             assert await everything(link) == expected
             await node.checkpoint()
+            await until_written(node)
             assert listed_rows(node) == (3, 8)
             assert await everything(link) == expected
         async with opened() as (node, link):

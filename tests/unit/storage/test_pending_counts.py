@@ -97,6 +97,8 @@ class Unread:
     def facts_at(self, seq: int) -> MessageFacts:
         raise AssertionError(f"facts of {seq}")
 
+    subjects_at = facts_at
+
 
 @dataclass
 class Story:

@@ -14,12 +14,12 @@ from contrail_common.model import PublishMessage, Rollup, StreamConfig
 from contrail_common.subjects import matches
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.results import Result
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.reading.reader import Reader
-from contrail_storage.store.windows import WindowFacts
 from contrail_storage.streams import removals
 from tests.unit.storage.erase_rig import running
 
@@ -86,10 +86,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of the search and commands of a few messages."""
     facts = Reader.facts
 
-    async def some(self: Reader, shard: Any, from_seq: int, to_seq: int) -> WindowFacts:
+    async def some(self: Reader, shard: Any, from_seq: int, to_seq: int) -> SubjectFacts:
         found = await facts(self, shard, from_seq, min(to_seq, from_seq + 15))
         count = from_seq + 16 - found.base_seq
-        return WindowFacts(found.base_seq, found.subject_ids[:count], found.sizes[:count])
+        return SubjectFacts(found.base_seq, found.subject_ids[:count], found.sizes[:count])
 
     monkeypatch.setattr(Reader, "facts", some)
     monkeypatch.setattr(removals, "NAMED_MAX", 3)
@@ -156,7 +156,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     looks: Counter[int] = Counter()
     facts = Reader.facts
 
-    async def counting(self: Reader, shard: Any, from_seq: int, to_seq: int) -> WindowFacts:
+    async def counting(self: Reader, shard: Any, from_seq: int, to_seq: int) -> SubjectFacts:
         found = await facts(self, shard, from_seq, to_seq)
         looks.update(range(from_seq, min(found.end_seq, to_seq + 1)))
         return found

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block, BlockView, columns_of, encode_block, view_block
 from contrail_link.contract.read import pieces_of
-from contrail_storage.core.subjects.filters import SubjectLookup
+from contrail_storage.core.subjects.filters import _BySlot
 from contrail_storage.core.subjects.subject_names import SubjectNames
 from contrail_storage.reading.arrow_encoding import COLUMNS, BatchEncoder, schema_of
 from contrail_storage.reading.selection import Run, Selection, select
@@ -44,7 +44,7 @@ def drawn(data: st.DataObject, blocks: list[BlockView]) -> tuple[Selection, list
     wanted = data.draw(st.none() | st.sets(st.integers(0, 2)))
     lookup = None
     if wanted is not None:
-        lookup = SubjectLookup(SubjectNames(BASE), np.array([each in wanted for each in range(3)]))
+        lookup = _BySlot(SubjectNames(BASE), np.array([each in wanted for each in range(3)]))
     for number, block in enumerate(blocks):
         low = data.draw(st.integers(0, block.count - 1))
         stop = data.draw(st.integers(low + 1, block.count))
@@ -105,7 +105,7 @@ def test_batch_has_every_column_of_the_picked_messages(
 
 @given(st.lists(st.integers(0, 200), max_size=20), st.lists(st.booleans(), max_size=8))
 def test_lookup_finds_only_numbers_that_it_knows(sids: list[int], matches: list[bool]) -> None:
-    lookup = SubjectLookup(SubjectNames(100), np.array(matches, np.bool_))
+    lookup = _BySlot(SubjectNames(100), np.array(matches, np.bool_))
     expected = [100 <= sid < 100 + len(matches) and matches[sid - 100] for sid in sids]
     assert lookup.select(np.array(sids, np.uint32)).tolist() == expected
 

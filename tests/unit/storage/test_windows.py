@@ -364,6 +364,32 @@ def test_pull_of_a_sparse_filter_reads_blocks_with_matches_only(
     asyncio.run(scene())
 
 
+def test_append_over_a_limit_finds_what_it_removes_without_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest messages of its subjects lie far apart, in windows that were written long ago."""
+    names = [f"k.{at * 7 % 4_000}" for at in range(12_000)]
+
+    async def fill() -> None:
+        async with running(tmp_path) as node:
+            await make(node, max_msgs_per_subject=3)
+            for at in range(0, len(names), 1_000):
+                await publish(node, names[at : at + 1_000], 500)
+
+    async def scene() -> None:
+        async with running(tmp_path) as node:  # with nothing in memory
+            counted = Counted(monkeypatch, node)
+            await publish(node, [f"k.{at * 97 % 4_000}" for at in range(200)])
+            machine = shard_of(node).machine
+            assert machine.counters.messages == len(names)
+            assert {machine.subjects.count(name) for name in names} == {3}
+            removed = machine.counters.last_seq - len(names)
+            assert (removed, counted.blocks) == (200, 0)
+
+    asyncio.run(fill())
+    asyncio.run(scene())
+
+
 def test_row_is_written_with_the_block_that_fills_its_window(tmp_path: Path) -> None:
     """Also where single messages fill it, and not for the window that a restart divided."""
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.stream.recent_removals import RecentRemovals
 from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -19,7 +20,7 @@ from contrail_storage.core.subjects.filters import (
 )
 from contrail_storage.reading.reader import Found, Reader
 from contrail_storage.replica.shard import Shard
-from contrail_storage.store.windows import WINDOW_BITS, WindowFacts
+from contrail_storage.store.windows import WINDOW_BITS
 
 FAR: Final = 1 << 16
 """Sequences above which all subjects are asked for their counts, instead of all messages."""
@@ -165,7 +166,7 @@ class PendingCount:
             return self._end_seq, self._shard.applied_seq
         return None
 
-    def _take(self, facts: WindowFacts, first_seq: int, last_seq: int) -> None:
+    def _take(self, facts: SubjectFacts, first_seq: int, last_seq: int) -> None:
         """Move one end of the range over the sequences of a part."""
         self._look()
         end_seq = min(facts.end_seq, last_seq + 1)

@@ -6,7 +6,7 @@ stays deterministic. For messages that are not written yet, the port answers fro
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,23 +14,34 @@ from numpy.typing import NDArray
 from contrail_common.columns.blocks import Block
 from contrail_common.texts import I64Array, U32Array
 
+_SPAN_MAX: Final = 1 << 24
+"""Numbers between the lowest and the highest of a :class:`SubjectSet` with a mark for each."""
 Live = NDArray[np.bool_]
 """A mask over the messages of some facts: true where the message is live."""
 
 
 @dataclass(slots=True, eq=False)
-class MessageFacts:
-    """Subject ids, sizes in bytes and times of consecutive messages from ``base_seq`` on."""
+class SubjectFacts:
+    """Subject numbers and sizes in bytes of consecutive sequences from ``base_seq`` on.
+
+    Sequences without a message have any values. The caller knows which messages are live.
+    """
 
     base_seq: int
     subject_ids: U32Array
     sizes: I64Array
-    times_ns: I64Array
 
     @property
     def end_seq(self) -> int:
-        """The sequence after the last message."""
+        """The sequence after the last one."""
         return self.base_seq + len(self.sizes)
+
+
+@dataclass(slots=True, eq=False)
+class MessageFacts(SubjectFacts):
+    """Also the times of these messages."""
+
+    times_ns: I64Array
 
 
 def facts_of(block: Block) -> MessageFacts:
@@ -44,6 +55,32 @@ class FactsPort(Protocol):
     def facts_at(self, seq: int) -> MessageFacts:
         """Facts of a run of messages that holds ``seq``; a bounded read."""
         ...
+
+    def subjects_at(self, seq: int) -> SubjectFacts:
+        """As :meth:`facts_at`, for searches: the run is long, and has no times."""
+        ...
+
+
+class SubjectSet:
+    """Finds the messages of some subjects among many; a search for each takes much longer."""
+
+    def __init__(self, sids: U32Array) -> None:
+        """``sids`` ascend; there is at least one."""
+        self._sids = sids
+        self._low = sids[0]
+        # By number, from the lowest on; the last one stands for all others. The system gives memory
+        # only to the parts that are used.
+        span = int(sids[-1]) - int(self._low) + 1
+        self._marks = np.zeros(span + 1 if span <= _SPAN_MAX else 0, np.bool_)
+        if len(self._marks):
+            self._marks[sids - self._low] = True
+
+    def positions(self, found: U32Array) -> NDArray[np.intp]:
+        """The positions in ``found`` of the numbers that are in the set."""
+        if not len(self._marks):
+            return np.flatnonzero(np.isin(found, self._sids))
+        # Numbers below the lowest become large ones.
+        return np.flatnonzero(self._marks.take(found - self._low, mode="clip"))
 
 
 def oldest_in(

@@ -14,6 +14,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.texts import I64Array, U32Array
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.stream.recent_removals import RemovalMemory
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.filter_cache import FilterCache
@@ -25,7 +26,7 @@ from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
 from contrail_storage.store.rocks_store import StoreCorruptError
-from contrail_storage.store.windows import WINDOW_BITS, WindowFacts
+from contrail_storage.store.windows import WINDOW_BITS
 
 _RETRIES = 8
 _RUN_BLOCKS = 64
@@ -304,7 +305,7 @@ class Reader:
             return max(from_seq, shard.applied_seq + 1)
         return max(from_seq, int(first.min()))
 
-    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> WindowFacts:
+    async def facts(self, shard: Shard, from_seq: int, to_seq: int) -> SubjectFacts:
         """Subject numbers and sizes from ``from_seq`` or before it on, without reading blocks.
 
         They may end before ``to_seq``, which must be applied, after 65,536 sequences: continue at
@@ -316,7 +317,7 @@ class Reader:
             raise self.damage(shard, from_seq, error) from error
 
     def live(
-        self, shard: Shard, facts: WindowFacts, from_seq: int, end_seq: int, pick: Pick
+        self, shard: Shard, facts: SubjectFacts, from_seq: int, end_seq: int, pick: Pick
     ) -> I64Array:
         """The live and applied sequences from ``from_seq`` up to ``end_seq`` that ``pick`` picks.
 

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.facts import Live
+from contrail_storage.core.facts import Live, SubjectFacts
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
-from contrail_storage.store.windows import WindowFacts
 
 Choose = Callable[[I64Array, U32Array], NDArray[np.intp] | None]
 """Chooses from live messages, given by sequence (ascending) and subject number: their positions.
@@ -80,7 +79,7 @@ async def search(
 
 
 def _chosen(
-    facts: WindowFacts, choose: Choose, live: Live | None, low: int, stop: int
+    facts: SubjectFacts, choose: Choose, live: Live | None, low: int, stop: int
 ) -> Found | None:
     """The live and chosen messages from ``low`` up to ``stop``; ``live`` begins at ``low``."""
     within = slice(low - facts.base_seq, stop - facts.base_seq)

@@ -6,11 +6,11 @@ from typing import Final
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
 from contrail_storage.store.windows import (
     WINDOW,
     WINDOW_BITS,
-    WindowFacts,
     extents_of,
     facts_in_memory,
     joined,
@@ -34,13 +34,13 @@ class WindowReads:
 
     def __init__(self, blocks: BlockStore) -> None:
         self._blocks = blocks
-        self.keep: Callable[[int, WindowFacts], None] = lambda shard_id, facts: None
+        self.keep: Callable[[int, SubjectFacts], None] = lambda shard_id, facts: None
         """Called with a window whose row was missing, and the shard that it is of."""
         # By shard: facts of the newest window that were read from blocks, least recently used
         # first. They stay valid, as rows do, and a search needs them again after each match.
-        self._opened: dict[int, WindowFacts] = {}
+        self._opened: dict[int, SubjectFacts] = {}
 
-    async def read(self, shard_id: int, from_seq: int, to_seq: int) -> WindowFacts:
+    async def read(self, shard_id: int, from_seq: int, to_seq: int) -> SubjectFacts:
         """The facts from ``from_seq`` or its window on, up to ``to_seq`` or the end of its window.
 
         ``to_seq`` is applied. One call reads at most RUN_WINDOWS windows: continue at the end of
@@ -50,7 +50,7 @@ class WindowReads:
         blocks, first = self._blocks, from_seq >> WINDOW_BITS
         # Only full windows have rows.
         full = max(blocks.directory(shard_id).end_seq, to_seq + 1) >> WINDOW_BITS
-        facts: WindowFacts | None = None
+        facts: SubjectFacts | None = None
         if first >= full - _RECENT_WINDOWS:
             end_seq = min(to_seq + 1, (first + 1) << WINDOW_BITS)
             facts = facts_in_memory(blocks, shard_id, from_seq, end_seq)
@@ -66,7 +66,7 @@ class WindowReads:
         self.keep(shard_id, facts)
         return facts
 
-    async def _open(self, shard_id: int, from_seq: int, end_seq: int) -> WindowFacts:
+    async def _open(self, shard_id: int, from_seq: int, end_seq: int) -> SubjectFacts:
         """The facts of a part of the newest window, whose blocks are not all in memory."""
         known = self._opened.pop(shard_id, None)
         if known is not None and not (
@@ -83,9 +83,9 @@ class WindowReads:
             del self._opened[next(iter(self._opened))]
         return known
 
-    async def _from_blocks(self, shard_id: int, base_seq: int, end_seq: int) -> WindowFacts:
+    async def _from_blocks(self, shard_id: int, base_seq: int, end_seq: int) -> SubjectFacts:
         """The facts of a part of a window from its blocks, however large they are."""
-        parts: list[WindowFacts] = []
+        parts: list[SubjectFacts] = []
         retries, seq = _RETRIES, base_seq
         while seq < end_seq:
             extents = extents_of(self._blocks, shard_id, seq, end_seq, _PIECE_BYTES)

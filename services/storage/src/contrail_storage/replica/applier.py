@@ -27,6 +27,7 @@ from contrail_storage.core.commands import (
     UnlistStream,
     decode_entry,
 )
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Refused, Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -51,13 +52,12 @@ from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
     BlockStore,
-    ShardFacts,
     span_of,
 )
+from contrail_storage.store.shard_facts import ShardFacts
 from contrail_storage.store.store_errors import StoreFailedError
 from contrail_storage.store.windows import (
     WINDOW_BITS,
-    WindowFacts,
     deletes_below,
     filled_windows,
     window_row,
@@ -427,7 +427,7 @@ class Applier:
                 for due in directory.take_due_pages():
                     self._writer.submit(PageJob(shard_id, due))
 
-    def keep_window(self, shard_id: int, facts: WindowFacts) -> None:
+    def keep_window(self, shard_id: int, facts: SubjectFacts) -> None:
         """Store the row of a window that was made from its blocks."""
         shard = self.shards.get(shard_id)
         if shard is None or not shard.machine.exists:

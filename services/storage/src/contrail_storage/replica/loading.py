@@ -14,7 +14,8 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.shard import Shard
-from contrail_storage.store.block_store import BlockStore, ShardFacts
+from contrail_storage.store.block_store import BlockStore
+from contrail_storage.store.shard_facts import ShardFacts
 from contrail_storage.store.store_errors import StoreError
 
 _log = structlog.get_logger("contrail.node")

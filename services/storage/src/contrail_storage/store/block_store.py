@@ -21,7 +21,6 @@ from contrail_common.columns.blocks import (
     view_block,
 )
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.facts import MessageFacts, facts_of
 from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.directory_pages import (
     INDEX_ROW,
@@ -582,19 +581,3 @@ def _decoded(shard_id: int, base_seq: int, data: _Stored) -> Block:
     if data is None:
         raise BlockMissingError(f"block {base_seq} of shard {shard_id} is not in the store")
     return decode_block(data, BLOCK_CODECS)
-
-
-class ShardFacts:
-    """The facts port of one shard's machine; reads from the block store."""
-
-    def __init__(self, blocks: BlockStore, shard_id: int) -> None:
-        self._blocks = blocks
-        self._shard_id = shard_id
-
-    def facts_at(self, seq: int) -> MessageFacts:
-        """Facts of the block that holds ``seq``; raises one of UNREADABLE, or the store's error."""
-        directory = self._blocks.directory(self._shard_id)
-        position = directory.position(seq)
-        if position == len(directory) or directory.base_seq(position) > seq:
-            raise BlockMissingError(f"no block of shard {self._shard_id} holds sequence {seq}")
-        return facts_of(self._blocks.load(self._shard_id, directory.base_seq(position)))

@@ -3,9 +3,9 @@
 A search for messages of some subjects reads these rows, and then only the blocks with matches. A
 row takes 1 to 8 bytes for each message, and much less time to read than the blocks.
 
-Rows are derived from the blocks and are no part of the replicated state: ``apply`` never asks for
-them. A row is written with the block that fills its window, if all blocks of the window are in
-memory. A row that is missing or damaged is made from the blocks when it is needed.
+Rows are derived from the blocks and say the same, so it makes no difference to ``apply`` which of
+them it reads. A row is written with the block that fills its window, if all blocks of the window
+are in memory. Where a row is missing or damaged, the blocks answer, and a reader stores it again.
 
 A row is valid as long as the sequences have the same messages. Removals, compaction and merges do
 not change it, but only the entries of live messages mean anything, as in blocks: a number may be
@@ -18,7 +18,6 @@ the differences from the lowest in columns of these widths; a width of 0 stands 
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from contrail_common.columns.blocks import Block
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.results import Row
 from contrail_storage.store.block_store import BlockMissingError, BlockSpan, BlockStore
 from contrail_storage.store.rocks_store import StoreCorruptError
@@ -44,23 +44,6 @@ _DTYPES: Final = {1: "<u1", 2: "<u2", 4: "<u4"}
 _WIDTHS: Final = {0, *_DTYPES}
 
 
-@dataclass(slots=True, eq=False)
-class WindowFacts:
-    """Subject numbers and sizes in bytes of consecutive sequences from ``base_seq`` on.
-
-    Sequences without a message have any values. The caller knows which messages are live.
-    """
-
-    base_seq: int
-    subject_ids: U32Array
-    sizes: I64Array
-
-    @property
-    def end_seq(self) -> int:
-        """The sequence after the last one."""
-        return self.base_seq + len(self.sizes)
-
-
 class Extent(NamedTuple):
     """First sequence and number of messages of a block."""
 
@@ -73,16 +56,16 @@ class Extent(NamedTuple):
         return self.base_seq + self.messages
 
 
-def joined(parts: Sequence[WindowFacts]) -> WindowFacts:
+def joined(parts: Sequence[SubjectFacts]) -> SubjectFacts:
     """The facts of adjoining ranges, at least one, as one."""
-    return WindowFacts(
+    return SubjectFacts(
         parts[0].base_seq,
         np.concatenate([part.subject_ids for part in parts]),
         np.concatenate([part.sizes for part in parts]),
     )
 
 
-def facts_of_blocks(base_seq: int, end_seq: int, blocks: Iterable[Block]) -> WindowFacts:
+def facts_of_blocks(base_seq: int, end_seq: int, blocks: Iterable[Block]) -> SubjectFacts:
     """The facts from ``base_seq`` up to ``end_seq``, from all blocks that reach into this range."""
     parts: list[tuple[int, U32Array, I64Array]] = []
     covered = 0
@@ -94,17 +77,17 @@ def facts_of_blocks(base_seq: int, end_seq: int, blocks: Iterable[Block]) -> Win
             covered += high - low
     if covered == end_seq - base_seq > 0:
         sids = np.concatenate([part[1] for part in parts])
-        return WindowFacts(base_seq, sids, np.concatenate([part[2] for part in parts]))
+        return SubjectFacts(base_seq, sids, np.concatenate([part[2] for part in parts]))
     # Gaps get values that occur, so that the columns of a row stay narrow.
     sids = np.full(end_seq - base_seq, parts[0][1][0] if parts else 0, np.uint32)
     sizes = np.full(end_seq - base_seq, parts[0][2][0] if parts else 0, np.int64)
     for low, part_sids, part_sizes in parts:
         sids[low : low + len(part_sids)] = part_sids
         sizes[low : low + len(part_sizes)] = part_sizes
-    return WindowFacts(base_seq, sids, sizes)
+    return SubjectFacts(base_seq, sids, sizes)
 
 
-def window_row(shard_id: int, facts: WindowFacts) -> Row:
+def window_row(shard_id: int, facts: SubjectFacts) -> Row:
     """The row of one full window."""
     low_id, ids = _narrowed(facts.subject_ids)
     low_size, sizes = _narrowed(facts.sizes)
@@ -122,7 +105,7 @@ def _narrowed(values: U32Array | I64Array) -> tuple[int, bytes]:
     return low, (values - low).astype(_DTYPES[width]).tobytes()
 
 
-def read_rows(blocks: BlockStore, shard_id: int, first: int, stop: int) -> WindowFacts | None:
+def read_rows(blocks: BlockStore, shard_id: int, first: int, stop: int) -> SubjectFacts | None:
     """The facts of the windows from ``first`` up to ``stop``, or to the first missing row.
 
     None if the first row is missing. Blocks; raises the store's errors, except for damage: then a
@@ -141,7 +124,7 @@ def read_rows(blocks: BlockStore, shard_id: int, first: int, stop: int) -> Windo
         if row is None or not _read_row(row, sids[own], sizes[own]):
             break
         end += WINDOW
-    return WindowFacts(first << WINDOW_BITS, sids[:end], sizes[:end]) if end else None
+    return SubjectFacts(first << WINDOW_BITS, sids[:end], sizes[:end]) if end else None
 
 
 def _read_row(row: bytes, sids: U32Array, sizes: I64Array) -> bool:
@@ -164,7 +147,7 @@ def _read_row(row: bytes, sids: U32Array, sizes: I64Array) -> bool:
     return True
 
 
-def filled_windows(blocks: BlockStore, shard_id: int, span: BlockSpan) -> Iterator[WindowFacts]:
+def filled_windows(blocks: BlockStore, shard_id: int, span: BlockSpan) -> Iterator[SubjectFacts]:
     """The facts of the windows that the newest block fills, as far as their blocks are in memory.
 
     For the event loop.
@@ -190,7 +173,7 @@ def extents_of(
 
 def facts_in_memory(
     blocks: BlockStore, shard_id: int, base_seq: int, end_seq: int
-) -> WindowFacts | None:
+) -> SubjectFacts | None:
     """The facts of a range; None if one of its blocks is not in memory. For the event loop."""
     held: list[Block] = []
     for block_seq, _ in extents_of(blocks, shard_id, base_seq, end_seq):
@@ -207,7 +190,7 @@ def read_blocks(
     base_seq: int,
     end_seq: int,
     extents: Sequence[Extent],
-) -> WindowFacts:
+) -> SubjectFacts:
     """The facts of a range from its blocks, given as :func:`extents_of` returns them.
 
     Blocks; raises one of UNREADABLE, or the store's errors. BlockMissingError: the blocks have

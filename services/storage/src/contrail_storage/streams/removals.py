@@ -209,11 +209,12 @@ class Removals:
         # The oldest of the stream first: a subject may have fewer messages then.
         oldest = cmd.EnforceLimits(slice_messages(shard), by_subject=False)
         await self._in_slices(shard, oldest)
-        if shard.machine.subjects_over:
-            await self._remove_excess(shard)
-            # Finds out whether a subject is still over its limit.
-            check = cmd.EnforceLimits(0, by_subject=False)
-            await self._shard_log.command(shard.machine.shard_id, check)
+        async with shard.removal:  # another one may remove the same messages now
+            if shard.machine.subjects_over:
+                await self._remove_excess(shard)
+                # Finds out whether a subject is still over its limit.
+                check = cmd.EnforceLimits(0, by_subject=False)
+                await self._shard_log.command(shard.machine.shard_id, check)
         return shard.machine.exists and shard.machine.over_limits
 
     async def _remove_excess(self, shard: Shard) -> None:

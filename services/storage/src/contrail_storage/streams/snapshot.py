@@ -155,3 +155,5 @@ class _NoFacts:
     def facts_at(self, seq: int) -> MessageFacts:
         """Raise LookupError: it is never called."""
         raise LookupError(f"no facts of sequence {seq}")
+
+    subjects_at = facts_at

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.facts import oldest_in
+from contrail_storage.core.facts import SubjectSet, oldest_in
 from contrail_storage.core.results import Step
 from contrail_storage.core.stream.removal import deletion
 from contrail_storage.core.stream.shard_state import ShardState
@@ -69,7 +69,7 @@ def find_oldest(
     seq = max(int(first.min()), state.counters.first_seq)
     to_seq = min(to_seq, state.counters.last_seq + 1)
     stop_seq = min(to_seq, seq + SEARCH_SEQS)
-    left = quota.copy()
+    left, wanted = quota.copy(), SubjectSet(sids)
     parts: list[tuple[I64Array, U32Array, I64Array]] = []
     messages_left = messages_max
     while messages_left > 0 and left.any():
@@ -77,11 +77,14 @@ def find_oldest(
         seq = min(state.deleted.next_live(seq, stop_seq), stop_seq)
         if seq == stop_seq:
             break
-        facts = state.facts_at(seq)
+        facts = state.subjects_at(seq)
         base_seq = facts.base_seq
         low, high = seq - base_seq, min(facts.end_seq, stop_seq) - base_seq
         live = state.deleted.live_mask(seq, high - low)
-        at = oldest_in(facts.subject_ids[low:high], live, sids, left, messages_left) + low
+        found = facts.subject_ids[low:high]
+        own = wanted.positions(found)
+        live = None if live is None else live[own]
+        at = own[oldest_in(found[own], live, sids, left, messages_left)] + low
         if len(at):
             parts.append((at + base_seq, facts.subject_ids[at], facts.sizes[at]))
             messages_left -= len(at)

@@ -64,7 +64,7 @@ def _newest_in_run(
 
     Returns the first sequence that was searched, and the last message of each subject found.
     """
-    facts = state.facts_at(seq)
+    facts = state.subjects_at(seq)
     low_seq = max(facts.base_seq, low_seq)
     found = facts.subject_ids[low_seq - facts.base_seq : seq + 1 - facts.base_seq]
     wanted = np.isin(found, sids)
