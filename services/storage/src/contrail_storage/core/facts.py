@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.columns.blocks import Block
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 
 _SPAN_MAX: Final = 1 << 24
 """Numbers between the lowest and the highest of a :class:`SubjectSet` with a mark for each."""
-Live = NDArray[np.bool_]
-"""A mask over the messages of some facts: true where the message is live."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +82,7 @@ class SubjectSet:
 
 
 def oldest_in(
-    found: U32Array, live: Live | None, sids: U32Array, left: I64Array, most: int
+    found: U32Array, live: Mask | None, sids: U32Array, left: I64Array, most: int
 ) -> NDArray[np.intp]:
     """Positions in ``found`` of the oldest live messages of ``sids``, at most ``most`` in all.
 

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.facts import Live, SubjectFacts
+from contrail_common.texts import I64Array, Mask, U32Array
+from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 
@@ -79,7 +79,7 @@ async def search(
 
 
 def _chosen(
-    facts: SubjectFacts, choose: Choose, live: Live | None, low: int, stop: int
+    facts: SubjectFacts, choose: Choose, live: Mask | None, low: int, stop: int
 ) -> Found | None:
     """The live and chosen messages from ``low`` up to ``stop``; ``live`` begins at ``low``."""
     within = slice(low - facts.base_seq, stop - facts.base_seq)

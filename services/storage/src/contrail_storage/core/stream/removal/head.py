@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from contrail_common.texts import U32Array
-from contrail_storage.core.facts import Live, MessageFacts
+from contrail_common.texts import Mask, U32Array
+from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.stream.shard_state import ShardState
 
-Reach = Callable[[MessageFacts, Live | None], int]
+Reach = Callable[[MessageFacts, Mask | None], int]
 """Number of sequences to remove from the head; more than the facts have means all of them."""
 
 
@@ -48,7 +48,7 @@ def move_head(state: ShardState, writes: Writes) -> None:
     _forget_below_head(state, writes)
 
 
-def _head_facts(state: ShardState) -> tuple[MessageFacts, Live | None]:
+def _head_facts(state: ShardState) -> tuple[MessageFacts, Mask | None]:
     """Facts from the first sequence to the end of its run, and which of them are live."""
     first_seq = state.counters.first_seq
     # The head stays in one block for thousands of removals, so its facts are kept.
@@ -61,7 +61,7 @@ def _head_facts(state: ShardState) -> tuple[MessageFacts, Live | None]:
 
 
 def _take_head(
-    state: ShardState, facts: MessageFacts, live: Live | None, count: int, messages_max: int
+    state: ShardState, facts: MessageFacts, live: Mask | None, count: int, messages_max: int
 ) -> U32Array:
     """Remove ``count`` sequences, at most ``messages_max`` live; return their subjects."""
     counters = state.counters

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from contrail_common.arrays import distinct
 from contrail_common.model import StreamConfig
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.facts import Live, MessageFacts, oldest_in
+from contrail_storage.core.facts import MessageFacts, oldest_in
 from contrail_storage.core.results import Removed, Result, Step
 from contrail_storage.core.stream.removal import by_subject, head
 from contrail_storage.core.stream.shard_state import ShardState
@@ -89,7 +89,7 @@ def expire_age(state: ShardState, step: Step, command: cmd.ExpireAge) -> Result:
         return Removed(0)
     limit_ns = max(step.now_ns - config.max_age_ns, -1)
 
-    def expired(facts: MessageFacts, _: Live | None) -> int:
+    def expired(facts: MessageFacts, _: Mask | None) -> int:
         old = int(np.searchsorted(facts.times_ns, limit_ns, side="right"))
         ages = state.exempt.live_mask(facts.base_seq, old) if old else None
         return old if ages is None or ages.all() else int(np.argmin(ages))
@@ -113,7 +113,7 @@ def _evict(state: ShardState, step: Step, config: StreamConfig, messages_max: in
         removed = head.remove_head(state, step, lambda facts, _: len(facts.sizes), over)
     if 0 <= config.max_bytes < counters.bytes:
 
-        def over_bytes(facts: MessageFacts, live: Live | None) -> int:
+        def over_bytes(facts: MessageFacts, live: Mask | None) -> int:
             over = counters.bytes - config.max_bytes
             if over <= 0:
                 return 0

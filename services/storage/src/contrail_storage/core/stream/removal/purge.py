@@ -3,9 +3,9 @@
 import numpy as np
 
 from contrail_common import errors
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.facts import Live, MessageFacts
+from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Refused, Removed, Result, Step, Writes
 from contrail_storage.core.stream.removal import by_subject, deletion, head, limits
 from contrail_storage.core.stream.shard_state import ShardState
@@ -22,7 +22,7 @@ def trim(state: ShardState, step: Step, command: cmd.Trim) -> Result:
     if to_seq > state.counters.last_seq:
         return Removed(purge_all(state, step.writes))
 
-    def below(facts: MessageFacts, _: Live | None) -> int:
+    def below(facts: MessageFacts, _: Mask | None) -> int:
         return to_seq - facts.base_seq
 
     removed = head.remove_head(state, step, below, command.messages_max)
