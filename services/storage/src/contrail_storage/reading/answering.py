@@ -174,3 +174,12 @@ def read_failed(error: StoreFailedError) -> ApiError:
     _log.warning("read_failed", error=str(error))
     reason = str(error).rpartition(": ")[2]
     return ApiError(errors.STORAGE_READ_FAILED, f"the disk failed to read: {reason}")
+
+
+def removed_too_quickly() -> ApiError:
+    """Return the caller's error for a read whose blocks were replaced or removed each time."""
+    return ApiError(
+        errors.OVERLOADED,
+        "messages in the range are being removed too quickly to read it",
+        retry_after_s=1,
+    )

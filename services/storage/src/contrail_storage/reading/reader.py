@@ -17,6 +17,7 @@ from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.stream.recent_removals import RemovalMemory
 from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading.answering import removed_too_quickly
 from contrail_storage.reading.filter_cache import FilterCache
 from contrail_storage.reading.name_order import NameOrders
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
@@ -113,11 +114,7 @@ class Reader:
                 continue  # merged or trimmed while it was read: look again
             except (BlockCorruptError, StoreCorruptError) as error:
                 raise self.damage(shard, base_seq, error) from error
-        raise ApiError(
-            errors.OVERLOADED,
-            "messages in the range are being removed too quickly to read it",
-            retry_after_s=1,
-        )
+        raise removed_too_quickly()
 
     def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
         """Mark the shard as damaged by an unreadable block, and return the error."""

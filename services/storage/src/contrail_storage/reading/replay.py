@@ -27,7 +27,7 @@ from contrail_link.contract.read import (
 )
 from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup
 from contrail_storage.reading import arrow_encoding as arrow
-from contrail_storage.reading.answering import read_failed
+from contrail_storage.reading.answering import read_failed, removed_too_quickly
 from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.selection import Run, Selection, select, unseal
 from contrail_storage.replica.shard import Shard
@@ -229,11 +229,7 @@ class Replayer:
                 continue  # merged or trimmed while it was read: look again
             except _DamagedError as error:
                 raise self._reader.damage(shard, error.base_seq, error.reason) from error
-        raise ApiError(
-            errors.OVERLOADED,
-            "messages in the range are being removed too quickly to read it",
-            retry_after_s=1,
-        )
+        raise removed_too_quickly()
 
     @staticmethod
     def _in_thread(

@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from contrail_common import errors
-from contrail_common.errors import ApiError
 from contrail_storage.core.facts import SubjectFacts
+from contrail_storage.reading.answering import removed_too_quickly
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
 from contrail_storage.store.windows import (
     WINDOW,
@@ -99,11 +98,7 @@ class WindowReads:
                 retries -= 1
                 if retries:
                     continue
-                raise ApiError(
-                    errors.OVERLOADED,
-                    "messages in the range are being removed too quickly to read it",
-                    retry_after_s=1,
-                ) from None
+                raise removed_too_quickly() from None
             parts.append(part)
             seq = stop
         return joined(parts)
