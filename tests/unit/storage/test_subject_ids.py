@@ -30,8 +30,7 @@ def test_numbers_are_those_that_a_dict_has(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_names, "CHUNK", 4)
         patch.setattr(packed_names, "_PIECE", 8)
-        patch.setattr(subject_ids, "_PART_MAX", 3)
-        patch.setattr(subject_ids, "_BITS_MAX", 4)
+        patch.setattr(subject_ids, "_PART", 2)
         if equal:
             patch.setattr(subject_ids, "hash", lambda name: -len(name), raising=False)
         _agree(base, steps, laid_out_at)

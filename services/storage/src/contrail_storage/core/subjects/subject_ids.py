@@ -1,8 +1,9 @@
 """Numbers of subjects by name: sorted hashes, without an object for each subject.
 
 An entry is a u64: the high half of the name's hash, and the number. Entries are sorted, in parts
-of at most 256. The first bits of a hash show its part, so adding a name moves the
-entries of one part, and at times divides it.
+of about 128 to 256. The first bits of a hash show its part, so adding a name moves the entries of
+one part. Parts are divided in their order, one as soon as there are 128 more entries; when all
+are divided, it begins again (linear hashing). So there is no step over all parts.
 
 Half a hash is not unique. A name is found when the subject of that number has it.
 """
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.subjects.subject_names import SubjectNames
 
-_PART_MAX: Final = 256
+_PART: Final = 128
+"""Entries for each part; parts that are not divided yet have up to twice as many."""
 _HASH: Final = 0xFFFF_FFFF_0000_0000
 _NUMBER: Final = 0xFFFF_FFFF
-_BITS_MAX: Final = 26
-"""Parts are told apart by at most so many bits, whatever the hashes are."""
+_DIVIDED: Final = array("Q")
+"""In the place of a part that was divided."""
 
 
 class SubjectIds:
@@ -32,8 +34,11 @@ class SubjectIds:
         self.names = names
         """The names by number. The table of subjects replaces it together with its own."""
         self._size = 0
-        # By the first bits of the hash. A part that needs fewer bits is in several places.
+        # By the first bits of the hash. Those before `_divided` are empty: their entries are in
+        # `_halves`, by one more bit.
         self._parts = [array("Q")]
+        self._halves: list[array[int]] = []
+        self._divided = 0
         self._shift = 64  # of an entry, for the bits that show its part
 
     @overload
@@ -47,7 +52,8 @@ class SubjectIds:
         # The hash of Python: keyed, so that no client can choose names with equal hashes, and
         # cheap. It differs between processes, and is never stored.
         key = hash(name) & _HASH
-        part = self._parts[key >> self._shift]
+        at = key >> self._shift
+        part = self._parts[at] if at >= self._divided else self._halves[key >> self._shift - 1]
         at = bisect_left(part, key)
         while at < len(part):
             sid = part[at] - key
@@ -74,25 +80,28 @@ class SubjectIds:
     def add(self, name: str, sid: int) -> None:
         """Set the number of ``name``, which has none, to ``sid``."""
         entry = hash(name) & _HASH | sid
-        at = entry >> self._shift
-        part = self._parts[at]
-        insort(part, entry)
+        insort(self._part_of(entry), entry)
         self._size += 1
-        if len(part) > _PART_MAX:
-            self._divide(at)
+        if self._size > _PART * (len(self._parts) + self._divided):
+            self._divide()
 
     def remove(self, name: str, sid: int) -> None:
         """Remove a subject, which has no more messages."""
         entry = hash(name) & _HASH | sid
-        part = self._parts[entry >> self._shift]
+        part = self._part_of(entry)
         at = bisect_left(part, entry)
         assert part[at] == entry, f"subject {sid} has another name"
         del part[at]
         self._size -= 1
 
+    def _part_of(self, entry: int) -> "array[int]":
+        at = entry >> self._shift
+        return self._parts[at] if at >= self._divided else self._halves[entry >> self._shift - 1]
+
     def clear(self) -> None:
         """Remove all subjects."""
-        self._parts, self._shift, self._size = [array("Q")], 64, 0
+        self._parts, self._halves, self._divided = [array("Q")], [], 0
+        self._shift, self._size = 64, 0
 
     def fill(self, subjects: Iterable[tuple[Iterable[str], U32Array]]) -> None:
         """Replace all subjects by these, given as names and their numbers."""
@@ -100,31 +109,29 @@ class SubjectIds:
             [np.zeros(0, np.uint64), *[_entries(names, sids) for names, sids in subjects]]
         )
         entries.sort()
-        bits = max(len(entries) * 4 // (_PART_MAX * 3), 0).bit_length()
-        bounds = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits if bits else 0)
-        parts = np.split(entries, entries.searchsorted(bounds))
-        self._parts = [array("Q", part.tobytes()) for part in parts]
-        self._shift, self._size = 64 - bits, len(entries)
+        count = max(-(-len(entries) // _PART), 1)
+        bits = count.bit_length() - 1
+        divided = count - (1 << bits)
+        # Where the parts begin, after the first, which begins at 0.
+        halves = np.arange(2 * divided, dtype=np.uint64) << np.uint64(63 - bits)
+        parts = np.arange(divided, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits & 63)
+        bounds = np.concatenate([halves, parts])[1:]
+        cut = np.split(entries, entries.searchsorted(bounds))
+        made = [array("Q", part.tobytes()) for part in cut]
+        self._halves, self._parts = made[: 2 * divided], [_DIVIDED] * divided + made[2 * divided :]
+        self._divided, self._shift, self._size = divided, 64 - bits, len(entries)
 
-    def _divide(self, at: int) -> None:
-        """Divide the part at ``at`` by one more bit."""
-        part, parts = self._parts[at], self._parts
-        low, high = at, at + 1
-        while low and parts[low - 1] is part:
-            low -= 1
-        while high < len(parts) and parts[high] is part:
-            high += 1
-        if high - low == 1:
-            if 64 - self._shift == _BITS_MAX:
-                return
-            # One more bit for all: each part is in twice as many places.
-            self._parts = parts = [each for each in parts for _ in range(2)]
+    def _divide(self) -> None:
+        """Divide the next part by one more bit of the hash."""
+        at = self._divided
+        part = self._parts[at]
+        cut = bisect_left(part, 2 * at + 1 << self._shift - 1)
+        self._halves += part[:cut], part[cut:]
+        self._parts[at] = _DIVIDED
+        self._divided += 1
+        if self._divided == len(self._parts):
+            self._parts, self._halves, self._divided = self._halves, [], 0
             self._shift -= 1
-            low, high = 2 * low, 2 * high
-        middle = (low + high) // 2
-        cut = bisect_left(part, middle << self._shift)
-        parts[low:middle] = [part[:cut]] * (middle - low)
-        parts[middle:high] = [part[cut:]] * (high - middle)
 
 
 def _entries(names: Iterable[str], sids: U32Array) -> NDArray[np.uint64]:
