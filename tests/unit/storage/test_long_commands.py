@@ -16,10 +16,11 @@ from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.key_layout import SHARD_GROUP
 from contrail_storage.core.results import Result
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
-from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica.entries import LOGGED_BYTES_MAX
 from contrail_storage.replica.proposer import in_slices
 from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, HandLoop, run_by_hand

@@ -21,10 +21,11 @@ from contrail_link.contract.read import ReplayRequest
 from contrail_replicator.group import RaftGroup
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core.commands import ConfigureStream
+from contrail_storage.core.key_layout import SHARD_GROUP
 from contrail_storage.core.results import Result
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.link import LocalLink
-from contrail_storage.node import SHARD_GROUP, NodeOptions, StorageNode
+from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import log_time
 
 PATIENCE_S = 20.0

@@ -34,11 +34,10 @@ from contrail_link.contract.read import (
 from contrail_link.contract.streams import CreateMode, Page
 from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.metrics import render_metrics
-from contrail_storage.node import SHARD_GROUP, StorageNode
+from contrail_storage.node import StorageNode
 from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
-from contrail_storage.replica.memory_group import MEMORY_GROUP
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
@@ -203,9 +202,8 @@ class LocalLink:
         parts = self._stream(stream).sound_shards(shard)
         # The index of the log that the stream's entries are in: a replica that has applied it has
         # all of these messages.
-        group = MEMORY_GROUP if parts[0].in_memory else SHARD_GROUP
-        last_seq = max(one.applied_seq for one in parts)
-        return ReadPosition(last_seq, self._node.groups[group].applied_index)
+        group = self._node.groups[parts[0].group]
+        return ReadPosition(max(one.applied_seq for one in parts), group.applied_index)
 
     @reads
     async def subject_counts(

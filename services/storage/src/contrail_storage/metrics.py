@@ -79,7 +79,7 @@ class _NodeMetrics:
             "Bytes of requests waiting to be put into a log entry.",
             self._node.shard_log.queued_bytes + self._node.memory_log.queued_bytes,
         )
-        timings = self._node.timings
+        timings = self._node.groups.timings
         yield _histogram(
             "contrail_commit_seconds",
             "Time from building a log entry to its commit and the answers to its requests.",

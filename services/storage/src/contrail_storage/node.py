@@ -6,9 +6,8 @@ indexes, lets the groups replay the rest of the log, and then leads.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from time import perf_counter
 from typing import Any, Final
 
 import structlog
@@ -18,6 +17,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.key_layout import MEMORY_GROUP, META_GROUP, SHARD_GROUP
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
@@ -33,14 +33,14 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.replay import Replayer
 from contrail_storage.repair.swap import drop_kept_aside
 from contrail_storage.replica.advisories import AdvisoryHub
-from contrail_storage.replica.applier import Applier, NodeTimings
+from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.content_sealing import SealingLog
-from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.loading import load_node, reload_shard, stored_machines
 from contrail_storage.replica.log_time import LogTime
-from contrail_storage.replica.memory_group import MEMORY_GROUP, MemoryGroup, NotLeadingError
+from contrail_storage.replica.memory_group import MemoryGroup, NotLeadingError
 from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.raft_port import Committed, Group, GroupFactory, OnCommit, OnLost
+from contrail_storage.replica.raft_port import Callbacks, Group, GroupFactory
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.replica.store_writer import Job, StoreWriter
 from contrail_storage.seal.content import ContentOpener
@@ -63,11 +63,8 @@ from contrail_storage.upkeep.checkpointer import Checkpointer, DataLostError, wh
 from contrail_storage.upkeep.shredder import Shredder, stop_without_keys
 from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
-__all__ = ["META_GROUP", "SHARD_GROUP", "NodeOptions", "StorageNode"]
+__all__ = ["NodeOptions", "StorageNode"]
 
-META_GROUP: Final = 0
-SHARD_GROUP: Final = 1
-_LOGGED: Final = (META_GROUP, SHARD_GROUP)
 _TICK_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
 _log = structlog.get_logger("contrail.node")
@@ -124,14 +121,18 @@ class StorageNode:
         self.log: NodeLog
         self.lock: FolderLock | None = None
         """The lock of the folder, held until the node is closed."""
-        self.groups: dict[int, Group] = {}
-        self._proposers: dict[int, Proposer] = {}  # by group
+        self.groups = Groups(
+            self.applier,
+            self.log_time_ns,
+            self._role_changed,
+            self.fail,
+            lambda: self.fatal.done(),  # noqa: PLW0108 - made by `_start`
+        )
         self.healing = Healing(self)
         self.begun = False
         """Whether the log accepts entries; not yet when the start could not write."""
         self._defect = ""  # why the node has failed for good; empty when it has not
         self.fatal: asyncio.Future[str]
-        self.timings = NodeTimings()
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled by `_end`
         self._loop: asyncio.AbstractEventLoop  # set by `_start`; the writer's thread calls it
         self._ready = False
@@ -207,24 +208,23 @@ class StorageNode:
         ends: Mapping[int, int] = self.applier.written_indexes
         if not self.log.is_open:
             ends = await self.healing.start_reading()
-        for group_id in _LOGGED:
-            self.groups[group_id] = self._make_group(group_id, ends.get(group_id, 0))
         self.clock = clock = LogTime(
             self.applier.last_entry_ns,
             self._files,
             self.options.data_dir,
             self.options.clock_jump_max_ns,
         )
-        self.meta_log = self._make_proposer(META_GROUP, self.groups[META_GROUP])
-        self.shard_log = self._make_proposer(SHARD_GROUP, self.groups[SHARD_GROUP])
-        self._memory_group = MemoryGroup(*self._callbacks(MEMORY_GROUP))  # shards in memory
-        self.memory_log = self._make_proposer(MEMORY_GROUP, self._memory_group)
+        self.meta_log = self._join(META_GROUP, ends)
+        self.shard_log = self._join(SHARD_GROUP, ends)
+        self._memory_group, self.memory_log = self.groups.join(
+            MEMORY_GROUP, MemoryGroup, (NotLeadingError,)
+        )
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
         self.disk_budget = disk_budget_of(self)
         self.shard_log.check_space = self.disk_budget.check
         shards, keys = self.applier.shards, self.subject_keys
-        sealing = SealingLog(self.shard_log, keys, shards)
-        self.shard_logs = ShardLogs(self.shard_log, self.memory_log, sealing, shards)
+        sealing = SealingLog(self.groups.proposers, keys, shards)
+        self.shard_logs = ShardLogs(self.groups.proposers, self.meta, sealing, shards)
         self.streams = StreamManager(
             self.options.name,
             self.meta,
@@ -296,76 +296,38 @@ class StorageNode:
         """Lead the shards in memory. The meta log's index identifies this start: each raises it."""
         self._memory_group.begin(self.groups[META_GROUP].applied_index)
         self.applier.written_indexes[MEMORY_GROUP] = self._memory_group.applied_index
-        self.groups[MEMORY_GROUP] = self._memory_group
 
-    def _callbacks(self, group_id: int) -> tuple[OnCommit, OnLost]:
-        def commit(entries: Sequence[Committed]) -> None:
-            for entry in entries:
-                self._commit(group_id, entry)
+    def _join(self, group_id: int, ends: Mapping[int, int]) -> Proposer:
+        """Take part in a group whose entries are in the log."""
 
-        def lost(contexts: list[object]) -> None:
-            for context in contexts:
-                if isinstance(context, EntryContext):
-                    context.unknown()
-                    self._proposers[group_id].settled()
+        def make(callbacks: Callbacks) -> Group:
+            return self._factory.make(
+                group_id=group_id,
+                node_id=self.identity.node_id,
+                log=self.log,
+                applied_index=ends.get(group_id, 0),
+                on_commit=callbacks.on_commit,
+                on_role=callbacks.on_role,
+                on_lost=callbacks.on_lost,
+            )
 
-        return commit, lost
+        refusals, busy = self._factory.refusals, self._factory.busy
+        return self.groups.join(group_id, make, refusals, busy)[1]
 
-    def _make_group(self, group_id: int, applied_index: int) -> Group:
-        commit, lost = self._callbacks(group_id)
-
-        def role(leads: bool) -> None:
-            if not leads:
-                self._proposers[group_id].fail_all()
-            elif group_id == SHARD_GROUP:
-                self.consumers.new_term()
-            if all(group.is_leader for group in self.groups.values()):
-                if self._leading.is_set():  # the first time, `_lead` reconciles
-                    self.spawn(self._reconcile())
-                self._leading.set()
-                self.notify("domain_leader_elected")
-
-        return self._factory.make(
-            group_id=group_id,
-            node_id=self.identity.node_id,
-            log=self.log,
-            applied_index=applied_index,
-            on_commit=commit,
-            on_role=role,
-            on_lost=lost,
-        )
-
-    def _commit(self, group_id: int, entry: Committed) -> None:
-        own = entry.context if isinstance(entry.context, EntryContext) else None
-        # No entry may be skipped: later entries would be applied to a different state.
-        if not self.fatal.done():
-            begun = perf_counter()
-            try:
-                self.applier.apply(group_id, entry.index, entry.term, entry.data, own)
-                self.timings.applied(begun, own)
-            except Exception as error:
-                _log.exception("entry_not_applied", group=group_id, index=entry.index)
-                self.fail(f"entry {entry.index} of group {group_id}: {error!r}")
-        if own is not None:
-            if self.fatal.done():
-                own.unknown()
-            self._proposers[group_id].settled()
+    def _role_changed(self, group_id: int, leads: bool) -> None:
+        if leads and group_id != META_GROUP:
+            self.consumers.new_term(group_id)
+        if all(group.is_leader for group in self.logged_groups.values()):
+            if self._leading.is_set():  # the first time, `_lead` reconciles
+                self.spawn(self._reconcile())
+            self._leading.set()
+            self.notify("domain_leader_elected")
 
     async def _reconcile(self) -> None:
         """Finish what a failed log left half done. If this fails too, the next term tries again."""
         with suppress(ApiError, StoreError):
             await self.streams.reconcile_all()
             await self.consumers.reconcile_all()
-
-    def _make_proposer(self, number: int, group: Group) -> Proposer:
-        self._proposers[number] = proposer = Proposer(
-            group,
-            self.log_time_ns,
-            self.applier,
-            (*self._factory.refusals, NotLeadingError),
-            busy=self._factory.busy,
-        )
-        return proposer
 
     def log_time_ns(self) -> int:
         """Log time of a new entry, in nanoseconds: never earlier than that of a replayed one."""
@@ -508,7 +470,7 @@ class StorageNode:
 
     async def _until_applied(self) -> None:
         while not self.failure and (
-            any(log.queued_bytes for log in self._proposers.values())
+            any(log.queued_bytes for log in self.groups.proposers.values())
             or any(group.outstanding_bytes for group in self.groups.values())
         ):
             await self.write_noted()
@@ -581,7 +543,7 @@ class StorageNode:
     @property
     def logged_groups(self) -> dict[int, Group]:
         """The groups whose entries are in the log."""
-        return {number: self.groups[number] for number in _LOGGED}
+        return {n: group for n, group in self.groups.items() if not keys.is_in_memory(n)}
 
     def check_serving(self, *, in_memory: bool = False) -> None:
         """Raise ApiError while writes are refused. Shards in memory (``in_memory``) need no log."""
@@ -596,5 +558,5 @@ class StorageNode:
         """The reasons why parts are not ready, by part; empty when all are."""
         groups, shards = self.groups.values(), self.applier.shards.values()
         clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
-        logs = self._proposers.values()
+        logs = self.groups.proposers.values()
         return clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)

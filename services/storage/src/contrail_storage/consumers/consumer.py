@@ -99,11 +99,11 @@ class Consumer:
             binding.end()
         self._bindings.clear()
 
-    def new_term(self) -> None:
-        """Begin a term as leader: commands that seemed lost may be applied."""
-        if not self.stream.in_memory:
-            loop = asyncio.get_running_loop()
-            for one in self.dispatchers:
+    def new_term(self, group: int) -> None:
+        """Begin a term as leader of ``group``: commands that seemed lost may be applied."""
+        loop = asyncio.get_running_loop()
+        for one in self.dispatchers:
+            if one.shard.group == group:
                 # After the callbacks that notify the dispatcher that its last commands are lost.
                 loop.call_soon(one.new_term)
 

@@ -260,10 +260,10 @@ class ConsumerManager:
         for consumer in self._all():
             consumer.flush()
 
-    def new_term(self) -> None:
-        """Begin a term as leader."""
+    def new_term(self, group: int) -> None:
+        """Begin a term as leader of ``group``."""
         for consumer in self._all():
-            consumer.new_term()
+            consumer.new_term(group)
 
     async def drop_inactive(self) -> None:
         """Remove consumers that nobody has used for their ``inactive_threshold``.

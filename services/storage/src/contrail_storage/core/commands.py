@@ -416,7 +416,8 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row.
 
-    ``in_memory``: the shards are kept only in memory.
+    ``in_memory``: the shards are kept only in memory. ``groups`` has the group of each shard; empty
+    for the usual one.
     """
 
     name: str
@@ -424,6 +425,7 @@ class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     incarnation: str
     shards: int = 1
     in_memory: bool = False
+    groups: tuple[int, ...] = ()
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):

@@ -23,6 +23,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``W`` | - | accepted damage |
 | ``Q`` | u64 window | subject ids and sizes of the messages of a window |
 | ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
+| ``O`` | - | group of the shard (u32) |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -50,6 +51,7 @@ PENDING: Final = b"J"
 LOSS: Final = b"W"
 STOPPED: Final = b"H"
 WINDOW: Final = b"Q"
+GROUP: Final = b"O"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -71,6 +73,7 @@ SHARD_KINDS: Final = (
     LOSS,
     STOPPED,
     WINDOW,
+    GROUP,
 )
 """All kinds of rows that belong to one shard."""
 
@@ -84,6 +87,12 @@ _U32_U32_U64: Final = struct.Struct(">cIIQ")
 
 IN_MEMORY: Final = 1 << 31
 """The bit in the number of a shard or group that is kept only in memory."""
+META_GROUP: Final = 0
+"""The group of the meta machine."""
+SHARD_GROUP: Final = 1
+"""The group of shards that are not replicated."""
+MEMORY_GROUP: Final = IN_MEMORY | SHARD_GROUP
+"""The group of shards in memory. It has no log."""
 
 
 def is_in_memory(shard_id: int) -> bool:

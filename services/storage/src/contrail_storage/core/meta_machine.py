@@ -46,6 +46,8 @@ class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
     stage: Stage
     shards: int = 1
     config: StreamConfig | None = None
+    groups: tuple[int, ...] = ()
+    """The group of each shard; empty: the usual one of streams on disk, or in memory."""
 
     @property
     def shard_ids(self) -> range:
@@ -65,6 +67,8 @@ class MetaMachine:
         """The next shard id; lower ids are never used again."""
         # Shards of all entries in `streams`.
         self._shard_count = 0
+        # The group of each shard in `streams` that is not in the usual one.
+        self._groups: dict[int, int] = {}
         # The name of each entry in `streams`, by its subjects. Two entries never overlap.
         self._claims: SubjectTree[str] = SubjectTree()
 
@@ -106,6 +110,11 @@ class MetaMachine:
         entries = (self.streams[name] for name in self._claims.matching(subject))
         return next((entry for entry in entries if entry.stage == "listed"), None)
 
+    def group_of(self, shard_id: int) -> int:
+        """The group whose log has the entries of a shard."""
+        usual = keys.MEMORY_GROUP if keys.is_in_memory(shard_id) else keys.SHARD_GROUP
+        return self._groups.get(shard_id, usual)
+
     def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
         """The entry of ``name`` if it has this ``incarnation`` ("": any); None otherwise."""
         entry = self.streams.get(name)
@@ -114,7 +123,7 @@ class MetaMachine:
     def _reserve(self, command: cmd.ReserveStream, writes: Writes) -> Result:
         if command.name in self.streams:
             return Refused(errors.STREAM_EXISTS.code)
-        if not 1 <= command.shards <= SHARDS_MAX:
+        if not 1 <= command.shards <= SHARDS_MAX or len(command.groups) not in (0, command.shards):
             return Refused(errors.STREAM_CONFIG_INVALID.code, "shards: out of range")
         # Reservations count too, so two creates at the same time cannot exceed the limit.
         if self._shard_count + command.shards > STREAMS_MAX:
@@ -136,6 +145,7 @@ class MetaMachine:
             command.subjects,
             "reserved",
             command.shards,
+            groups=command.groups,
         )
         self._put(entry, writes)
         return Reserved(shard_id)
@@ -221,6 +231,8 @@ class MetaMachine:
         del self.names[bisect_left(self.names, name)]
         del self.streams[name]
         self._shard_count -= entry.shards
+        for shard_id in entry.shard_ids:
+            self._groups.pop(shard_id, None)
         writes.delete(self._key(entry.shard_id))
         return Done()
 
@@ -234,6 +246,7 @@ class MetaMachine:
         if known is None:
             insort(self.names, entry.name)
         self.streams[entry.name] = entry
+        self._groups.update(zip(entry.shard_ids, entry.groups, strict=False))
         before = () if known is None else known.subjects
         if before != entry.subjects:
             for subject in before:
@@ -248,7 +261,7 @@ class MetaMachine:
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used afterwards."""
         self.streams, self.names, self._claims = other.streams, other.names, other._claims
-        self.erasures = other.erasures
+        self.erasures, self._groups = other.erasures, other._groups
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:

@@ -145,10 +145,10 @@ class Applier:
         """Called with a shard that has just stopped; its machine may be partly changed."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
-    def new_shard(self, shard_id: int) -> Shard:
-        """Return a shard without a stream."""
+    def new_shard(self, shard_id: int, group: int) -> Shard:
+        """Return a shard without a stream, whose entries are in the log of ``group``."""
         machine = StreamMachine(shard_id, ShardFacts(self._blocks, shard_id))
-        return Shard(machine, 0)
+        return Shard(machine, 0, group)
 
     def hash_key(self, shard_id: int) -> bytes:
         """The key that hashes the message ids of a shard; empty if the shard has no stream."""
@@ -168,7 +168,7 @@ class Applier:
         if data:
             entry = own.entry if own is not None else decode_entry(data)
             writes = Writes()
-            results = self._apply_entry(index, entry, writes)
+            results = self._apply_entry(group, index, entry, writes)
             self._fill(job, writes)
             # Counted until the store has it: above a bound, the proposer makes no more entries.
             job.bytes = len(data)
@@ -199,7 +199,9 @@ class Applier:
         """Hand all waiting jobs to the store's writer now."""
         self._behind.flush()
 
-    def _apply_entry(self, index: int, entry: Entry, writes: Writes) -> list[Result | Unapplied]:
+    def _apply_entry(
+        self, group: int, index: int, entry: Entry, writes: Writes
+    ) -> list[Result | Unapplied]:
         self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
         results: list[Result | Unapplied] = []
         for shard_id, command in entry.commands:
@@ -214,7 +216,9 @@ class Applier:
             # A shard appears with the first command that may create its stream. A refused command
             # may leave it empty.
             if shard is None and _makes(command):
-                shard = self.shards[shard_id] = self.new_shard(shard_id)
+                shard = self.shards[shard_id] = self.new_shard(shard_id, group)
+                # A start finds the shard by this row.
+                writes.put(keys.shard_key(keys.GROUP, shard_id), group.to_bytes(4, "big"))
             if shard is None:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue

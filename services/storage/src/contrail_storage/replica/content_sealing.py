@@ -40,6 +40,7 @@ def seals(shard: Shard | None) -> bool:
 class _Waiting:
     """A batch whose subjects lack keys, or that is queued after such a batch."""
 
+    log: Proposer
     batch: MessageBatch
     size: int
     done: Done
@@ -48,8 +49,11 @@ class _Waiting:
 class SealingLog:
     """Accepts publishes as a `Proposer` does, for shards whose messages are sealed."""
 
-    def __init__(self, log: Proposer, keys: SubjectKeys, shards: Mapping[int, Shard]) -> None:
-        self._log = log
+    def __init__(
+        self, proposers: Mapping[int, Proposer], keys: SubjectKeys, shards: Mapping[int, Shard]
+    ) -> None:
+        # By group; a shard's messages are proposed to its group.
+        self._proposers = proposers
         self._keys = keys
         self._shards = shards
         # By shard: publishes without a key, and those after them. A present queue is not empty.
@@ -60,17 +64,25 @@ class SealingLog:
     def append(self, shard_id: int, content: Content, done: Done) -> None:
         """Seal and propose messages as `Proposer.append` does."""
         batch = content if isinstance(content, MessageBatch) else MessageBatch.of([content])
+        log = self._log_of(shard_id)
         if shard_id not in self._waiting:
             sealed = self._sealed(shard_id, batch)
             if sealed is not None:
-                self._log.append(shard_id, sealed, done)
+                log.append(shard_id, sealed, done)
                 return
         size = batch.size()
         # Counted against the queue already: otherwise waiting publishes could take any memory.
-        self._log.hold(size)
-        self._waiting.setdefault(shard_id, deque()).append(_Waiting(batch, size, done))
+        log.hold(size)
+        self._waiting.setdefault(shard_id, deque()).append(_Waiting(log, batch, size, done))
         if self._making is None:
             self._making = asyncio.ensure_future(self._make_keys())
+
+    def _log_of(self, shard_id: int) -> Proposer:
+        """The log of a shard (STREAM_NOT_FOUND)."""
+        target = self._shards.get(shard_id)
+        if target is None:
+            raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+        return self._proposers[target.group]
 
     def _sealed(self, shard_id: int, batch: MessageBatch) -> MessageBatch | None:
         """Seal the content of ``batch``; None when one of its subjects has no key."""
@@ -132,13 +144,13 @@ class SealingLog:
             if sealed is None and refused is None:
                 return
             waiting.popleft()
-            self._log.hold(-one.size)
+            one.log.hold(-one.size)
             if sealed is None:
                 assert refused is not None
                 one.done(refused)
                 continue
             try:
-                self._log.append(shard_id, sealed, one.done)
+                one.log.append(shard_id, sealed, one.done)
             except ApiError as error:
                 one.done(error)
         del self._waiting[shard_id]

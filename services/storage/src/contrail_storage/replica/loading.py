@@ -93,11 +93,17 @@ def load_node(scan: ScanRange, meta: MetaMachine, applier: Applier, blocks: Bloc
     # First: the log is read from these indexes on.
     applier.written_indexes.update(applied_indexes(rows))
     load_meta(rows, meta)
-    shard_ids = (shard_id for entry in meta.streams.values() for shard_id in entry.shard_ids)
-    for shard_id in sorted(shard_ids):
+    groups = {
+        keys.last_number(key, 4): int.from_bytes(value, "big") for key, value in rows(keys.GROUP)
+    }
+    # Earlier versions stored no row of the group.
+    for entry in meta.streams.values():
+        groups.update({one: meta.group_of(one) for one in entry.shard_ids if one not in groups})
+    for shard_id, group in sorted(groups.items()):
         if keys.is_in_memory(shard_id):
             continue
         shard = load_shard(rows, shard_id, blocks)
+        shard.group = group
         if not _holds_anything(shard, blocks):
             # As in a running node, the first command in the log will make the shard.
             blocks.forget(shard_id)

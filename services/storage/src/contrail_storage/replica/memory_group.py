@@ -8,10 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from contrail_storage.core.key_layout import IN_MEMORY
-from contrail_storage.replica.raft_port import OnCommit, OnLost
+from contrail_storage.replica.raft_port import Callbacks
 
-MEMORY_GROUP: Final = IN_MEMORY | 1
 _TERM: Final = 1
 _LIFE_BITS: Final = 32
 
@@ -33,16 +31,11 @@ class MemoryEntry:
 class MemoryGroup:
     """A `Group` without a log: it leads from `start` until it resigns or stops."""
 
-    def __init__(
-        self,
-        on_commit: OnCommit,
-        on_lost: OnLost,
-    ) -> None:
+    def __init__(self, callbacks: Callbacks) -> None:
         self.is_leader = False
         self.applied_index = 0
         self._last_index = 0
-        self._on_commit = on_commit
-        self._on_lost = on_lost
+        self._on_commit, self._on_lost = callbacks.on_commit, callbacks.on_lost
         # Entries to commit in a later turn of the loop.
         self._proposed: list[MemoryEntry] = []
         # (index, bytes) of entries that may not be in the store yet, and the sum of the bytes.

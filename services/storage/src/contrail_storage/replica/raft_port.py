@@ -1,6 +1,7 @@
 """The Raft groups that a node uses. The composition root supplies the replicator's."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from contrail_storage.wal.node_log import NodeLog
@@ -20,6 +21,15 @@ OnCommit = Callable[[Sequence[Committed]], None]
 
 OnLost = Callable[[list[object]], None]
 """Accepts the contexts of entries whose outcome this node will never know."""
+
+
+@dataclass(slots=True, frozen=True)
+class Callbacks:
+    """What a group calls: see `GroupFactory.make`."""
+
+    on_commit: OnCommit
+    on_role: Callable[[bool], None]
+    on_lost: OnLost
 
 
 class Group(Protocol):

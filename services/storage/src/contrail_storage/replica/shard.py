@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
-from contrail_storage.core.key_layout import is_in_memory
+from contrail_storage.core.key_layout import SHARD_GROUP, is_in_memory
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.store.block_store import BlockSpan
 
@@ -41,6 +41,8 @@ class Shard:
     machine: StreamMachine
     applied_seq: int
     """Sequence of the last applied message. Readers see messages up to here."""
+    group: int = SHARD_GROUP
+    """The group whose log has its entries."""
     damaged: str = ""
     """The damage, as a sentence; empty without any. A damaged shard accepts no writes."""
     stopped: bool = False

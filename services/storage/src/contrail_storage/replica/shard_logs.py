@@ -1,4 +1,4 @@
-"""Which log a shard's entries go to. Shards in memory have a log of their own."""
+"""Which log a shard's entries go to: that of its group."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Protocol
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.core.commands import Command, DropStream
-from contrail_storage.core.key_layout import is_in_memory
+from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Result
 from contrail_storage.replica.content_sealing import SealingLog, seals
 from contrail_storage.replica.entries import Content, Done
@@ -27,29 +27,29 @@ class ShardLog(Protocol):
 
 
 class ShardLogs:
-    """A `ShardLog` over the proposers of durable shards and of shards in memory."""
+    """A `ShardLog` over the proposers of all groups."""
 
     def __init__(
         self,
-        durable: Proposer,
-        in_memory: Proposer,
+        proposers: Mapping[int, Proposer],
+        meta: MetaMachine,
         sealing: SealingLog,
         shards: Mapping[int, Shard],
     ) -> None:
         self._shards = shards
-        self._durable = durable
-        self._memory = in_memory
+        # By group.
+        self._proposers = proposers
+        # Knows the groups of shards that are not made yet.
+        self._meta = meta
         self._sealing = sealing
 
     def appending(self, shard: Shard) -> Append:
-        """Return what accepts the messages of a stream's shards; it stays the same."""
-        if shard.in_memory:
-            return self._memory.append
-        return self._sealing.append if seals(shard) else self._durable.append
+        """Return what accepts the messages of a shard; it stays the same."""
+        return self._sealing.append if seals(shard) else self._proposers[shard.group].append
 
     def hold(self, shard: Shard, size: int) -> None:
         """Count bytes of messages that will be appended soon: see `Proposer.hold`."""
-        (self._memory if shard.in_memory else self._durable).hold(size)
+        self._proposers[shard.group].hold(size)
 
     def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result.
@@ -61,5 +61,5 @@ class ShardLogs:
         # that is not applied.
         if target is not None and target.damaged and not isinstance(command, DropStream):
             raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
-        log = self._memory if is_in_memory(shard_id) else self._durable
-        return log.command(shard_id, command)
+        group = self._meta.group_of(shard_id) if target is None else target.group
+        return self._proposers[group].command(shard_id, command)

@@ -131,13 +131,12 @@ class StreamManager:
             known.entry = entry
             stream = known
         else:
-            append = self._shard_log.appending(shards[0])
             stream = Stream(
                 entry,
                 shards,
                 self.node,
                 self._check_serving,
-                append,
+                [self._shard_log.appending(shard) for shard in shards],
                 self._last_ids,
                 self._expectations,
             )

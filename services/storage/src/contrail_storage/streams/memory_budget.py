@@ -4,7 +4,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.memory_group import MEMORY_GROUP, MemoryGroup
+from contrail_storage.replica.memory_group import MemoryGroup
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.store.memory_store import MemoryStore
 
@@ -31,9 +31,9 @@ class MemoryBudget:
         size_bytes = self.store.size_bytes
         # The applied index is read from the store itself. The event loop learns of the writer's
         # batches later, and would count them twice meanwhile.
-        row = self.store.get(keys.shard_key(keys.APPLIED, MEMORY_GROUP))
+        row = self.store.get(keys.shard_key(keys.APPLIED, keys.MEMORY_GROUP))
         in_store = int.from_bytes(row[:8], "big") if row else 0
-        written = max(in_store, self._applier.written_indexes.get(MEMORY_GROUP, 0))
+        written = max(in_store, self._applier.written_indexes.get(keys.MEMORY_GROUP, 0))
         return size_bytes + self._group.unwritten_bytes(written) + self._log.queued_bytes
 
     def check(self, size: int) -> None:

@@ -47,7 +47,7 @@ class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
     __slots__ = (
-        "_append", "_check_serving", "_expectations", "_last_ids", "durability", "entry",
+        "_appends", "_check_serving", "_expectations", "_last_ids", "durability", "entry",
         "in_memory", "leader", "shards",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class Stream:
         shards: list[Shard],
         leader: str,
         check_serving: CheckServing,
-        append: Append,
+        appends: list[Append],
         last_ids: LastIds,
         expectations: Expectations,
     ) -> None:
@@ -72,8 +72,8 @@ class Stream:
         self.durability = "memory" if self.in_memory else "fsync"
         """The guarantee of its publish acks."""
         self._check_serving = check_serving
-        # Accepts the messages of all its shards: sealed, in memory or plain. That never changes.
-        self._append = append
+        # By shard: accepts its messages, and seals them if the stream needs that.
+        self._appends = dict(zip(shards, appends, strict=True))
         # Completes refusals of messages that expect a last message id.
         self._last_ids = last_ids
         # Finds what publishes that expect something of a wildcard need to know.
@@ -155,10 +155,11 @@ class Stream:
             raise data_lost(shard)
         if content.expected:
             done = partial(self._last_ids.complete, shard, done)
+        append = self._appends[shard]
         if shard.publishes_wait or content.expected:
-            self._expectations.propose(shard, content, done, self._append)
+            self._expectations.propose(shard, content, done, append)
         else:
-            self._append(shard.machine.shard_id, content, done)
+            append(shard.machine.shard_id, content, done)
 
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):

@@ -1,0 +1,108 @@
+"""The Raft groups of a node, and the requests and commits of each.
+
+A node is a member of several groups over one log: the meta group, a group of its own for shards
+that are not replicated, and groups that replicate shards. The shards in memory have a group without
+a log.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from time import perf_counter
+from typing import TypeVar
+
+import structlog
+
+from contrail_storage.replica.applier import Applier, NodeTimings
+from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.raft_port import Callbacks, Committed, Group
+
+_Group = TypeVar("_Group", bound=Group)
+_log = structlog.get_logger("contrail.groups")
+
+
+class Groups(Mapping[int, Group]):
+    """By number: the groups that this node is a member of. Used on the event loop only."""
+
+    def __init__(
+        self,
+        applier: Applier,
+        log_time_ns: Callable[[], int],
+        on_role: Callable[[int, bool], None],
+        fail: Callable[[str], None],
+        has_failed: Callable[[], bool],
+    ) -> None:
+        self.proposers: dict[int, Proposer] = {}
+        """By group: the queue of its requests."""
+        self.timings = NodeTimings()
+        self._applier = applier
+        self._log_time_ns = log_time_ns
+        # Learns the number of a group that begins (True) or ceases to be led by this node.
+        self._on_role = on_role
+        # Stops the node, for the reason given, if an entry cannot be applied.
+        self._fail = fail
+        # Whether the node is stopping for such a reason. Then no later entry may be applied.
+        self._has_failed = has_failed
+        self._groups: dict[int, Group] = {}
+
+    def __getitem__(self, number: int) -> Group:
+        return self._groups[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def join(
+        self,
+        number: int,
+        make: Callable[[Callbacks], _Group],
+        refusals: tuple[type[Exception], ...],
+        busy: tuple[type[Exception], ...] = (),
+    ) -> tuple[_Group, Proposer]:
+        """Take part in a group that ``make`` makes; return it, and the queue of its requests.
+
+        ``refusals`` and ``busy`` are the errors of its `Group.propose`.
+        """
+        group = make(
+            Callbacks(
+                partial(self._commit, number),
+                partial(self._role, number),
+                partial(self._lost, number),
+            )
+        )
+        proposer = Proposer(group, self._log_time_ns, self._applier, refusals, busy=busy)
+        self._groups[number], self.proposers[number] = group, proposer
+        return group, proposer
+
+    def _commit(self, number: int, entries: Sequence[Committed]) -> None:
+        for entry in entries:
+            self._apply(number, entry)
+
+    def _apply(self, number: int, entry: Committed) -> None:
+        own = entry.context if isinstance(entry.context, EntryContext) else None
+        # No entry may be skipped: later entries would be applied to a different state.
+        if not self._has_failed():
+            begun = perf_counter()
+            try:
+                self._applier.apply(number, entry.index, entry.term, entry.data, own)
+                self.timings.applied(begun, own)
+            except Exception as error:
+                _log.exception("entry_not_applied", group=number, index=entry.index)
+                self._fail(f"entry {entry.index} of group {number}: {error!r}")
+        if own is not None:
+            if self._has_failed():
+                own.unknown()
+            self.proposers[number].settled()
+
+    def _lost(self, number: int, contexts: list[object]) -> None:
+        for context in contexts:
+            if isinstance(context, EntryContext):
+                context.unknown()
+                self.proposers[number].settled()
+
+    def _role(self, number: int, leads: bool) -> None:
+        if not leads:
+            self.proposers[number].fail_all()
+        self._on_role(number, leads)
