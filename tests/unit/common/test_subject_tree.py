@@ -88,6 +88,16 @@ def test_search_costs_the_same_beside_many_filters(subject: str) -> None:
     assert calls(5_000) == calls(10)
 
 
+@each("pattern", ["*", "*.x", "*.x.>", "*.x.*"])
+@each("kept", ["s{}.a.b", "s{}.a.>", "s{}.>"])
+def test_overlaps_of_a_leading_wildcard_cost_little_for_each_branch(
+    pattern: str, kept: str
+) -> None:
+    branches = 5_000
+    tree = made({(kept.format(number), number) for number in range(branches)})
+    assert calls_of(lambda: next(tree.overlapping(pattern), None)) < 2.5 * branches
+
+
 def test_filters_with_as_many_tokens_as_possible_take_one_node_each() -> None:
     longest = "a." * (SUBJECT_BYTES_MAX // 2 - 1)
     patterns = [longest + last for last in "abc*"]

@@ -5,7 +5,7 @@ filters in the tree. Only a ``*`` of the filter that is searched for looks at al
 node.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop
 from typing import Final, Generic, TypeVar
 
@@ -147,19 +147,43 @@ def _overlapping_children(
 ) -> Iterator[tuple[_Node[V], int]]:
     """The children whose labels overlap ``tokens`` from ``at`` on, with the position after them."""
     children = node.children
-    if at == _ALL_BELOW:
-        ends = dict.fromkeys(children, at)
+    token = ">" if at == _ALL_BELOW else tokens[at]
+    keys: Iterable[str]
+    if token == ">":
+        keys = children
+    elif token != "*":
+        keys = children.keys() & {token, "*", ">"}
     else:
-        several = tokens[at] in ("*", ">")
-        keys = children if several else children.keys() & {tokens[at], "*", ">"}
-        reached = ((key, _overlap(children[key].label, tokens, at)) for key in keys)
-        ends = {key: end for key, end in reached if end is not None}
+        keys = _after_any(children, tokens[at + 1] if at + 1 < len(tokens) else None)
     # A heap and not a sort: callers look at a few of perhaps many thousands.
-    heap = list(ends)
+    heap = list(keys)
     heapify(heap)
     while heap:
-        key = heappop(heap)
-        yield children[key], ends[key]
+        child = children[heappop(heap)]
+        reached = _ALL_BELOW if token == ">" else _overlap(child.label, tokens, at)
+        if reached is not None:
+            yield child, reached
+
+
+def _after_any(children: dict[str, _Node[V]], following: str | None) -> Iterable[str]:
+    """The keys of children that may overlap a ``*`` and the ``following`` token; None: the end.
+
+    Most of perhaps many thousands differ in that token: this is cheaper than to visit each.
+    """
+    if following is None:
+        return (key for key, child in children.items() if child.values and child.label == key)
+    if following in ("*", ">"):
+        return children
+    wanted = (following, "*", ">")
+    return (
+        key
+        for key, child in children.items()
+        if (
+            key == ">" or not child.children.keys().isdisjoint(wanted)
+            if child.label == key
+            else child.label.split(".", 2)[1] in wanted
+        )
+    )
 
 
 def _match(label: str, tokens: list[str], at: int) -> int | None:

@@ -6,7 +6,7 @@ These are caches: they follow from the state of a shard, and dropping one change
 from collections.abc import Iterable
 from typing import Final
 
-from contrail_common.subjects import is_wildcard, matches, matches_any
+from contrail_common.subject_tree import SubjectTree
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
@@ -26,15 +26,12 @@ class Coverage(dict[str, bool]):
         super().__init__()
         patterns = set(patterns)
         self._everything = everything or ">" in patterns
-        self._wildcards = sorted(filter(is_wildcard, patterns))
-        self._literals = patterns.difference(self._wildcards)
+        self._tree = _tree(patterns)
 
     def __missing__(self, subject: str) -> bool:
         if self._everything:
             return True
-        covered = subject in self._literals or any(
-            matches(pattern, subject) for pattern in self._wildcards
-        )
+        covered = bool(self._tree.matching(subject))
         # Most subjects occur again. A full cache starts over: keeping the order of use would cost
         # more than it saves.
         if len(self) >= SUBJECTS_MAX:
@@ -47,7 +44,7 @@ class FilterMatches:
     """Whether the filters of consumers match subjects, by consumer and subject number."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, dict[int, bool]] = {}
+        self._answers: dict[int, tuple[SubjectTree[str], dict[int, bool]]] = {}
         # `SubjectTable.rounds` of the numbers in `_answers`: later ones mean other subjects.
         self._rounds = 0
 
@@ -63,10 +60,20 @@ class FilterMatches:
         if self._rounds != table.rounds:
             self._answers.clear()
             self._rounds = table.rounds
-        answers = self._answers.setdefault(consumer.consumer_id, {})
+        known = self._answers.get(consumer.consumer_id)
+        if known is None:
+            known = self._answers[consumer.consumer_id] = _tree(filters), {}
+        tree, answers = known
         answer = answers.get(sid)
         if answer is None:
             if len(answers) >= _NUMBERS_MAX:
                 answers.clear()
-            answer = answers[sid] = matches_any(filters, table.name(sid))
+            answer = answers[sid] = bool(tree.matching(table.name(sid)))
         return answer
+
+
+def _tree(patterns: Iterable[str]) -> SubjectTree[str]:
+    tree: SubjectTree[str] = SubjectTree()
+    for pattern in patterns:
+        tree.add(pattern, pattern)
+    return tree
