@@ -53,4 +53,4 @@ class EagerGroups(SingleMemberGroups):
     def make(self, *, log: NodeLog, **rest: Any) -> Group:
         """A group that does not wait for the disk."""
         transport = NullTransport()
-        return RaftGroup(peers=(), log=EagerLog(log), transport=transport, **rest)
+        return RaftGroup(log=EagerLog(log), transport=transport, **rest)

@@ -1,6 +1,6 @@
 """Raft groups of one member for a storage node, made from the replicator's parts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
@@ -23,6 +23,7 @@ class SingleMemberGroups:
         *,
         group_id: int,
         node_id: str,
+        peers: Sequence[str],
         log: NodeLog,
         applied_index: int,
         on_commit: Callable[[list[Any]], None],
@@ -33,7 +34,7 @@ class SingleMemberGroups:
         return RaftGroup(
             group_id=group_id,
             node_id=node_id,
-            peers=(),
+            peers=peers,
             log=log,
             transport=self._transport,
             applied_index=applied_index,

@@ -77,7 +77,7 @@ class _NodeMetrics:
         yield GaugeMetricFamily(
             "contrail_proposals_queued_bytes",
             "Bytes of requests waiting to be put into a log entry.",
-            self._node.shard_log.queued_bytes + self._node.memory_log.queued_bytes,
+            sum(log.queued_bytes for log in self._node.groups.proposers.values()),
         )
         timings = self._node.groups.timings
         yield _histogram(

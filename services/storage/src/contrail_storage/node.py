@@ -6,7 +6,7 @@ indexes, lets the groups replay the rest of the log, and then leads.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -112,6 +112,7 @@ class StorageNode:
         self.applier.on_stopped = lambda shard: self.spawn(
             reload_shard(shard, self.applier, self.blocks, self._scan, self.until_written)
         )
+        self.applier.on_group = self._join_soon
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
         self.reader = Reader(self.blocks, opener)
@@ -131,6 +132,7 @@ class StorageNode:
         self.healing = Healing(self)
         self.begun = False
         """Whether the log accepts entries; not yet when the start could not write."""
+        self._ends: Mapping[int, int] = {}  # by group: the index from which it goes on
         self._defect = ""  # why the node has failed for good; empty when it has not
         self.fatal: asyncio.Future[str]
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled by `_end`
@@ -214,14 +216,15 @@ class StorageNode:
             self.options.data_dir,
             self.options.clock_jump_max_ns,
         )
-        self.meta_log = self._join(META_GROUP, ends)
-        self.shard_log = self._join(SHARD_GROUP, ends)
+        self._ends = ends
+        self.disk_budget = disk_budget_of(self)
+        self.meta_log = self._join(META_GROUP)
+        self.shard_log = self._join(SHARD_GROUP)
         self._memory_group, self.memory_log = self.groups.join(
             MEMORY_GROUP, MemoryGroup, (NotLeadingError,)
         )
+        self.join_groups()
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
-        self.disk_budget = disk_budget_of(self)
-        self.shard_log.check_space = self.disk_budget.check
         shards, keys = self.applier.shards, self.subject_keys
         sealing = SealingLog(self.groups.proposers, keys, shards)
         self.shard_logs = ShardLogs(self.groups.proposers, self.meta, sealing, shards)
@@ -297,22 +300,40 @@ class StorageNode:
         self._memory_group.begin(self.groups[META_GROUP].applied_index)
         self.applier.written_indexes[MEMORY_GROUP] = self._memory_group.applied_index
 
-    def _join(self, group_id: int, ends: Mapping[int, int]) -> Proposer:
-        """Take part in a group whose entries are in the log."""
+    def _join_soon(self) -> None:
+        # In a later turn: a group that is made calls back.
+        self._loop.call_soon(self.join_groups)
+
+    def join_groups(self) -> None:
+        """Take part in those groups of the table that this node is a member of."""
+        for entry in self.meta.group_table.groups.values():
+            if self.identity.node_id in entry.members and entry.number not in self.groups:
+                self._join(entry.number, entry.members)
+                if self.begun:
+                    self.groups[entry.number].start()
+
+    def _join(self, group_id: int, members: Sequence[str] = ()) -> Proposer:
+        """Take part in a group whose entries are in the log, of this node and other ``members``."""
+        node_id = self.identity.node_id
+        peers = [one for one in members if one != node_id]
 
         def make(callbacks: Callbacks) -> Group:
             return self._factory.make(
                 group_id=group_id,
-                node_id=self.identity.node_id,
+                node_id=node_id,
+                peers=peers,
                 log=self.log,
-                applied_index=ends.get(group_id, 0),
+                applied_index=self._ends.get(group_id, 0),
                 on_commit=callbacks.on_commit,
                 on_role=callbacks.on_role,
                 on_lost=callbacks.on_lost,
             )
 
         refusals, busy = self._factory.refusals, self._factory.busy
-        return self.groups.join(group_id, make, refusals, busy)[1]
+        _, proposer = self.groups.join(group_id, make, refusals, busy)
+        if group_id != META_GROUP:
+            proposer.check_space = self.disk_budget.check
+        return proposer
 
     def _role_changed(self, group_id: int, leads: bool) -> None:
         if leads and group_id != META_GROUP:
@@ -493,8 +514,8 @@ class StorageNode:
 
     def _write_noted(self) -> None:
         self._write_seen.set()
-        self.shard_log.resume()
-        self.memory_log.resume()
+        for proposer in self.groups.proposers.values():
+            proposer.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._store_failed, error)

@@ -80,8 +80,9 @@ def disk_budget_of(node: "StorageNode") -> DiskBudget:
     """Make the disk budget of ``node``, which refuses messages when the disk is nearly full."""
 
     def waiting_bytes() -> int:
-        queued = node.log.queued_bytes + node.shard_log.queued_bytes
-        return queued + node.applier.unwritten_bytes
+        logs = (node.groups.proposers[number] for number in node.logged_groups)
+        queued = sum(log.queued_bytes for log in logs)
+        return node.log.queued_bytes + queued + node.applier.unwritten_bytes
 
     return DiskBudget(
         node.options.data_dir,

@@ -33,11 +33,7 @@ from contrail_storage.core.results import Refused
 
 REASON_MAX: Final = 1_000
 """Characters of the description of a damage that are kept."""
-
-
 RANGES_MAX: Final = 100
-
-
 META_SHARD = 0
 """The shard id of the meta machine: stream names, subjects and shard ids."""
 
@@ -507,6 +503,13 @@ class SkipNumbers(msgspec.Struct, tag=65, array_like=True):
     count: int
 
 
+class CreateGroup(msgspec.Struct, tag=30, array_like=True):
+    """Meta: a Raft group with the nodes ``members``, by their ids; the preferred leader first."""
+
+    number: int
+    members: tuple[str, ...]
+
+
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     """Meta: messages of ``shards`` were erased, and ``nodes`` must remove them from their files.
 
@@ -557,6 +560,7 @@ MetaCommand = (
     | RenewStream
     | UnlistStream
     | ReleaseStream
+    | CreateGroup
     | RecordErasure
     | FinishErasures
     | AssignShards

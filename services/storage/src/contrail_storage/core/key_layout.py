@@ -17,6 +17,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``V`` | u64 page | sequences of one page that ``max_age`` does not remove |
 | ``X`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
+| ``R`` | u32 group | members of a group (of the meta shard) |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: messages to deliver first |
 | ``J`` | u32 consumer, u32 number | consumer: a chunk of its pending deliveries |
@@ -46,6 +47,7 @@ DEADLINE: Final = b"X"
 CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
+MEMBERS: Final = b"R"
 PINNED: Final = b"F"
 PENDING: Final = b"J"
 LOSS: Final = b"W"

@@ -10,6 +10,7 @@ again, in new shards.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
@@ -23,6 +24,7 @@ from contrail_common.subjects import overlaps
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import ErasureLedger
+from contrail_storage.core.group_table import GroupTable
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
 
 Stage = Literal["reserved", "listed", "unlisted"]
@@ -63,34 +65,43 @@ class MetaMachine:
         self.names: list[str] = []
         """Names of all entries in `streams`, in order."""
         self.erasures = ErasureLedger()
+        self.group_table = GroupTable()
         self.next_shard_id = 1
         """The next shard id; lower ids are never used again."""
         # Shards of all entries in `streams`.
         self._shard_count = 0
-        # The group of each shard in `streams` that is not in the usual one.
+        self.shards_in: Counter[int] = Counter()
+        """How many of the shards in `streams` each group has, without the usual groups."""
+        # The group of each of these shards.
         self._groups: dict[int, int] = {}
         # The name of each entry in `streams`, by its subjects. Two entries never overlap.
         self._claims: SubjectTree[str] = SubjectTree()
 
     def apply(self, command: cmd.Command, writes: Writes) -> Result:
         """Apply one command, and add its changes to ``writes``. Never raises."""
+        result: Result
         match command:
             case cmd.ReserveStream():
-                return self._reserve(command, writes)
+                result = self._reserve(command, writes)
             case cmd.ListStream():
-                return self._list(command, writes)
+                result = self._list(command, writes)
             case cmd.RenewStream():
-                return self._renew(command, writes)
+                result = self._renew(command, writes)
             case cmd.UnlistStream():
-                return self._unlist(command, writes)
+                result = self._unlist(command, writes)
             case cmd.ReleaseStream():
-                return self._release(command.name, writes, command.incarnation)
+                result = self._release(command.name, writes, command.incarnation)
+            case cmd.CreateGroup():
+                result = self.group_table.create(command, writes)
             case cmd.RecordErasure() | cmd.FinishErasures():
-                return self.erasures.apply(command, writes)
+                result = self.erasures.apply(command, writes)
             case cmd.AssignShards() | cmd.SkipNumbers():
-                return self._make_up(command, writes)
+                result = self._make_up(command, writes)
             case _:
-                return Refused(errors.INTERNAL.code, "the meta machine does not know this command")
+                result = Refused(
+                    errors.INTERNAL.code, "the meta machine does not know this command"
+                )
+        return result
 
     def overlap(self, subjects: Iterable[str], name: str) -> str | None:
         """A sentence about another stream whose subjects overlap ``subjects``, or None.
@@ -233,6 +244,7 @@ class MetaMachine:
         self._shard_count -= entry.shards
         for shard_id in entry.shard_ids:
             self._groups.pop(shard_id, None)
+        self.shards_in.subtract(entry.groups)
         writes.delete(self._key(entry.shard_id))
         return Done()
 
@@ -245,8 +257,9 @@ class MetaMachine:
         known = self.streams.get(entry.name)
         if known is None:
             insort(self.names, entry.name)
+            self._groups.update(zip(entry.shard_ids, entry.groups, strict=False))
+            self.shards_in.update(entry.groups)
         self.streams[entry.name] = entry
-        self._groups.update(zip(entry.shard_ids, entry.groups, strict=False))
         before = () if known is None else known.subjects
         if before != entry.subjects:
             for subject in before:
@@ -261,7 +274,8 @@ class MetaMachine:
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used afterwards."""
         self.streams, self.names, self._claims = other.streams, other.names, other._claims
-        self.erasures, self._groups = other.erasures, other._groups
+        self.erasures, self.group_table = other.erasures, other.group_table
+        self._groups, self.shards_in = other._groups, other.shards_in
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:

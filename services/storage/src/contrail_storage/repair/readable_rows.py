@@ -14,7 +14,12 @@ from contrail_storage.store.block_store import index_row, span_of
 from contrail_storage.store.directory_pages import StoredDirectory
 from contrail_storage.store.rocks_store import RocksStore, StoreCorruptError
 
-_OTHER_KINDS: Final = (keys.APPLIED, keys.shard_key(keys.ERASURE, META_SHARD), b"K")
+_OTHER_KINDS: Final = (
+    keys.APPLIED,
+    keys.shard_key(keys.ERASURE, META_SHARD),
+    keys.shard_key(keys.MEMBERS, META_SHARD),
+    b"K",
+)
 _NAMING_KINDS: Final = (keys.STREAM, keys.COUNTERS, keys.BLOCK_INDEX)
 _NUMBERED: Final = 13
 """Bytes of a key that ends with a sequence."""

@@ -18,6 +18,7 @@ from contrail_storage.core.commands import (
     Append,
     Command,
     ConfigureStream,
+    CreateGroup,
     Deliver,
     DropStream,
     Entry,
@@ -143,6 +144,8 @@ class Applier:
         self._merge_blocks = merge_blocks
         self.on_stopped: Callable[[Shard], None] = lambda shard: None
         """Called with a shard that has just stopped; its machine may be partly changed."""
+        self.on_group: Callable[[], None] = lambda: None
+        """Called when the cluster has got another group."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, shard_id: int, group: int) -> Shard:
@@ -207,6 +210,8 @@ class Applier:
         for shard_id, command in entry.commands:
             if shard_id == META_SHARD:
                 results.append(self.meta.apply(command, writes))
+                if isinstance(command, CreateGroup):
+                    self.on_group()
                 if isinstance(command, (ListStream, UnlistStream)):
                     self._note_listing(command.name)
                 if writes.advisories:

@@ -130,9 +130,10 @@ def applied_indexes(scan: Scan) -> dict[int, int]:
 
 
 def load_meta(scan: Scan, meta: MetaMachine) -> None:
-    """Load the names of streams, and receipts."""
+    """Load the names of streams, receipts, and the groups of the cluster."""
     meta.load(scan(keys.shard_key(keys.STREAM, META_SHARD)))
     meta.erasures.load(scan(keys.shard_key(keys.ERASURE, META_SHARD)))
+    meta.group_table.load(scan(keys.shard_key(keys.MEMBERS, META_SHARD)))
 
 
 def load_shard(scan: Scan, shard_id: int, blocks: BlockStore) -> Shard:

@@ -92,11 +92,12 @@ class GroupFactory(Protocol):
         *,
         group_id: int,
         node_id: str,
+        peers: Sequence[str],
         log: NodeLog,
         applied_index: int,
         on_commit: OnCommit,
         on_role: Callable[[bool], None],
         on_lost: OnLost,
     ) -> Group:
-        """Make a group of one member over the node's log."""
+        """Make a member of a group over the node's log; ``peers`` are the other members."""
         ...

@@ -31,6 +31,7 @@ from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.outcomes import begun, error_of, expect
+from contrail_storage.streams.placement import choose_groups
 from contrail_storage.streams.removals import Removals
 from contrail_storage.streams.stream import CheckServing, Stream
 
@@ -309,9 +310,22 @@ class StreamManager:
     async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
         in_memory = config.storage == "memory"
         reserve = cmd.ReserveStream(
-            config.name, config.subjects, incarnation, config.shards, in_memory
+            config.name,
+            config.subjects,
+            incarnation,
+            config.shards,
+            in_memory,
+            () if in_memory else self._groups_for(config),
         )
         return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard_id
+
+    def _groups_for(self, config: StreamConfig) -> tuple[int, ...]:
+        """The group of each shard of a new stream; empty for the usual one."""
+        table = self._meta.group_table.groups.values()
+        groups = choose_groups(config.shards, config.num_replicas, table, self._meta.shards_in)
+        if not groups and config.num_replicas > 1:
+            raise ApiError(errors.REPLICAS_UNSUPPORTED, applied=False)
+        return groups
 
     async def _update(
         self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
