@@ -332,6 +332,9 @@ STORAGE_FAILED: Final = _register(
 STORAGE_READ_FAILED: Final = _register(
     20057, "storage_read_failed", 503, "stored data could not be read from disk", retryable=True
 )
+NOT_LEADER: Final = _register(
+    20058, "not_leader", 503, "another node leads this stream", retryable=True
+)
 SUBJECT_KEYS_FULL: Final = _register(
     20080, "subject_keys_full", 507, "maximum number of subject keys reached", retryable=True
 )
@@ -354,7 +357,8 @@ class ApiError(Exception):
     """A refusal (or unknown outcome) on its way to the caller.
 
     ``applied`` is False if the request certainly had no effect, and None if that is not known.
-    ``retry_after_s`` becomes the Retry-After header.
+    ``retry_after_s`` becomes the Retry-After header. ``leader`` is the name of the node that leads,
+    if the refusal is NOT_LEADER and the node is known.
     """
 
     spec: ErrorSpec
@@ -362,6 +366,7 @@ class ApiError(Exception):
     fields: list[FieldProblem] = field(default_factory=list)
     retry_after_s: int | None = None
     applied: bool | None = None
+    leader: str = ""
 
     def __str__(self) -> str:
         return f"{self.spec.name}: {self.detail or self.spec.title}"

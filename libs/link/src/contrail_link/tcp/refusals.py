@@ -15,6 +15,7 @@ class WireError(msgspec.Struct, array_like=True, frozen=True):
     fields: list[tuple[str, str]]
     applied: bool | None
     retry_after_s: int | None
+    leader: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -26,7 +27,15 @@ def encode_error(error: ApiError) -> bytes:
     fields = [(one.pointer, one.message) for one in error.fields]
     spec = error.spec
     return _encoder.encode(
-        WireError(spec.name, spec.code, error.detail, fields, error.applied, error.retry_after_s)
+        WireError(
+            spec.name,
+            spec.code,
+            error.detail,
+            fields,
+            error.applied,
+            error.retry_after_s,
+            error.leader,
+        )
     )
 
 
@@ -36,4 +45,4 @@ def decode_error(body: bytes | memoryview) -> ApiError:
     # The name first: variants share a code.
     spec = errors.BY_NAME.get(wire.name) or errors.REGISTRY.get(wire.code, errors.INTERNAL)
     fields = [FieldProblem(pointer, message) for pointer, message in wire.fields]
-    return ApiError(spec, wire.detail, fields, wire.retry_after_s, wire.applied)
+    return ApiError(spec, wire.detail, fields, wire.retry_after_s, wire.applied, leader=wire.leader)
