@@ -142,15 +142,15 @@ class SimNode:
     def send(self, group: int, peer: str, message: Message) -> None:
         self.cluster.post(self.name, peer, message)
 
-    def _commit(self, entries: list[CommittedEntry]) -> None:
-        for entry in entries:
-            assert entry.index == len(self.store) + 1
-            assert entry.index <= self.log.durable.last_index()
-            self.cluster.check_chosen(entry)
-            self.store.append(entry)
-            if entry.context is not None:
-                self.acked.append(entry.context)
+    def _commit(self, entry: CommittedEntry) -> bool:
+        assert entry.index == len(self.store) + 1
+        assert entry.index <= self.log.durable.last_index()
+        self.cluster.check_chosen(entry)
+        self.store.append(entry)
+        if entry.context is not None:
+            self.acked.append(entry.context)
         self.then()
+        return True
 
 
 class Cluster:

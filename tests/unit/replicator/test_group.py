@@ -1,7 +1,7 @@
 """A group of one on the node's real log, over a simulated disk."""
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,14 @@ class Member:
     def __init__(
         self, disk: SimDisk, applied: int = 0, keep_from: int | None = None, group_id: int = 1
     ) -> None:
+        self.disk = disk
         self.loop = HandLoop()
         self.store: list[CommittedEntry] = []
         self.lost: list[object] = []
         self.roles: list[bool] = []
         self.failures: list[Exception] = []
         self.on_commit: Callable[[CommittedEntry], None] = lambda _entry: None
+        self.answers: Iterator[bool] = iter(())  # whether the next entry is taken, then always
         kept = applied if keep_from is None else keep_from
         self.log = NodeLog.open(ROOT, files=disk, options=OPTIONS, keep_from={group_id: kept})
         self.group = self.make_group(group_id, applied)
@@ -74,10 +76,10 @@ class Member:
         self.failures.clear()
         self.group.handle_log_recovered()
 
-    def _commit(self, entries: list[CommittedEntry]) -> None:
-        for entry in entries:
-            self.store.append(entry)
-            self.on_commit(entry)
+    def _commit(self, entry: CommittedEntry) -> bool:
+        self.store.append(entry)
+        self.on_commit(entry)
+        return next(self.answers, True)
 
     def _log_failed(self, error: Exception) -> None:
         self.failures.append(error)
@@ -172,22 +174,91 @@ def test_log_that_begins_after_the_store_is_refused() -> None:
         Member(disk, applied=1, keep_from=2)
 
 
-def test_replay_is_handed_out_in_bounded_passes() -> None:
+def test_owner_that_refuses_the_next_entry_gets_it_later_in_order() -> None:
     disk = SimDisk()
     first = Member(disk).lead()
-    for _ in range(6):
-        first.group.propose(bytes(3 << 20), None)
-        first.wait_applied(first.group.last_index)
+    for number in range(200):
+        first.group.propose(b"%d" % number, number)
+    first.wait_applied(201)
     first.close()
-    second = Member(disk).start()
-    second.loop.run_until(lambda: bool(second.store))
-    assert len(second.store) == 4
-    assert second.roles == []
-    for _ in range(3):
-        second.group.tick()
-    assert len(second.store) == 8
+    second = Member(disk)
+    second.answers = iter([True, False] * 150)
+    second.start()
+    second.loop.run_until(lambda: second.group.commit_index == 202)
+    handed_out = [len(second.store)]
+    while handed_out[-1] < 202:
+        for _ in range(3):
+            second.group.tick()
+        assert len(second.store) == handed_out[-1]
+        assert second.roles == []
+        second.group.resume()
+        handed_out.append(len(second.store))
+    assert handed_out == list(range(2, 203, 2))
     assert second.roles == [True]
+    assert rows(second) == [
+        *rows(first)[:1],
+        *((n + 2, b"%d" % n, None) for n in range(200)),
+        (202, b"", None),
+    ]
     second.close()
+
+
+def paused_with_four_open() -> Member:
+    """A leader whose owner has one of three committed entries, and has refused the next."""
+    disk = SimDisk()
+    member = Member(disk).lead()
+    member.answers = iter([False] * 3)
+    for number in range(3):
+        member.group.propose(b"%d" % number, number)
+    member.loop.run_until(lambda: member.group.commit_index == 4)
+    assert rows(member)[1:] == [(2, b"0", 0)]
+    disk.sync_gate.clear()
+    member.group.propose(b"open", "open")
+    return member
+
+
+@each("end", ["handle_log_failure", "resign"])
+def test_committed_entries_keep_their_contexts_when_leadership_ends(end: str) -> None:
+    member = paused_with_four_open()
+    getattr(member.group, end)()
+    assert (member.roles, member.lost) == ([True, False], ["open"])
+    member.group.resume()
+    member.group.resume()
+    assert rows(member)[1:] == [(2, b"0", 0), (3, b"1", 1), (4, b"2", 2)]
+    assert member.group.outstanding_bytes == 0
+    assert member.lost == ["open"]
+    member.disk.sync_gate.set()
+    member.close()
+
+
+def test_stopped_member_hands_out_nothing_more() -> None:
+    member = paused_with_four_open()
+    member.group.stop()
+    member.group.resume()
+    assert rows(member)[1:] == [(2, b"0", 0)]
+    assert (member.roles, member.lost) == ([True, False], [1, 2, "open"])
+    member.disk.sync_gate.set()
+    member.log.close()
+
+
+def test_callback_that_ticks_does_not_get_the_next_entry_inside_the_current_one() -> None:
+    member = Member(SimDisk()).lead()
+    depths: list[int] = []
+    inside: list[int] = []
+
+    def tick(entry: CommittedEntry) -> None:
+        inside.append(entry.index)
+        depths.append(len(inside))
+        member.group.tick()
+        member.group.resume()
+        inside.pop()
+
+    member.on_commit = tick
+    for number in range(5):
+        member.group.propose(b"%d" % number, number)
+    member.wait_applied(6)
+    assert depths == [1] * 5
+    member.close()
 
 
 @pytest.mark.parametrize("size", [0, MAX_ENTRY_BYTES + 1])
@@ -336,7 +407,7 @@ def test_follower_of_a_group_of_three_does_not_lead_alone() -> None:
         log=member.log,
         transport=NullTransport(),
         applied_index=0,
-        on_commit=lambda entries: pytest.fail(str(entries)),
+        on_commit=lambda entry: pytest.fail(str(entry)),
         on_role=lambda role: pytest.fail(str(role)),
         on_lost=lambda contexts: pytest.fail(str(contexts)),
     )

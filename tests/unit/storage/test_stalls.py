@@ -276,3 +276,26 @@ def test_lowered_limit_of_many_subjects(tmp_path: Path) -> None:
         await assert_no_stall(operation)
 
     play(tmp_path, scene)
+
+
+@pytest.mark.long
+def test_many_entries_committed_by_one_sync(tmp_path: Path) -> None:
+    """Publish 20 batches of 1,000 messages at once, each of which removes 1,000 others."""
+
+    async def scene(link: LocalLink) -> None:
+        config = StreamConfig(name="S", subjects=("S.>",), max_msgs_per_subject=1)
+        await link.put_stream(config, "put", None, False)
+        batches = [
+            [PublishMessage(f"S.{number}", None, b"x" * 100) for number in range(BATCH)]
+            for _ in range(20)
+        ]
+
+        async def operation() -> None:
+            acks = await asyncio.gather(*(publish(link, "S", batch) for batch in batches))
+            firsts = [ack.results[0].seq for ack in acks]
+            assert firsts == list(range(firsts[0], firsts[0] + len(acks) * BATCH, BATCH))
+
+        await operation()
+        await assert_no_stall(operation)
+
+    play(tmp_path, scene)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.ports import JournalLog, LogEntry, Message, Timings, Transport
+from contrail_replicator.ports import JournalLog, Message, Timings, Transport
 from contrail_replicator.raft_core import RaftCore
 
 MAX_ENTRY_BYTES: Final = 4 << 20
 MAX_OUTSTANDING_BYTES: Final = 8 << 20
 _TAIL_BYTES: Final = 8 << 20
+_PIECE: Final = 64
 _DEFAULT_TIMINGS: Final = Timings()
 
 
@@ -48,10 +49,11 @@ class _Proposal:
 class RaftGroup:
     """A member of a group. Everything runs on the event loop thread; nothing here blocks.
 
-    `applied_index` is the last index in the store. `on_commit` gets the entries after it, and must
-    not raise. `on_role(True)` is called when this node leads and has handed out all entries of
-    earlier terms, `on_role(False)` when it no longer leads. `on_lost` gets the contexts of
-    proposals whose outcome this node will not learn: they may be committed or not.
+    `applied_index` is the last index in the store. `on_commit` gets the entries after it, one by
+    one, and must not raise. It returns whether it takes the next entry now; after False the group
+    hands out nothing until `resume`. `on_role(True)` is called when this node leads and has handed
+    out all entries of earlier terms, `on_role(False)` when it no longer leads. `on_lost` gets the
+    contexts of proposals whose outcome this node will not learn: they may be committed or not.
     """
 
     def __init__(  # noqa: PLR0913
@@ -63,7 +65,7 @@ class RaftGroup:
         log: JournalLog,
         transport: Transport,
         applied_index: int,
-        on_commit: Callable[[list[CommittedEntry]], None],
+        on_commit: Callable[[CommittedEntry], bool],
         on_role: Callable[[bool], None],
         on_lost: Callable[[list[object]], None],
         clock: Callable[[], float] = time.monotonic,
@@ -79,8 +81,8 @@ class RaftGroup:
         self._log = log
         # Sends to the peers, and calls `receive` and `link_changed`.
         self._transport = transport
-        # Gets committed entries. Like the next two, only `_settle` and its helpers call it, outside
-        # the core, because a callback may propose.
+        # Gets a committed entry, and returns whether it takes the next one now. Like the next two,
+        # only `_settle` and its helpers call it, outside the core, because a callback may propose.
         self._on_commit = on_commit
         # Learns that this node leads, or no longer does.
         self._on_role = on_role
@@ -92,18 +94,26 @@ class RaftGroup:
         self._tail_bytes = 0 if self._alone else _TAIL_BYTES
         # False before `start`, after `stop`, and while the node's log fails.
         self._running = False
+        # True after `stop`.
+        self._stopped = False
+        # True from an `on_commit` that returned False until `resume`.
+        self._paused = False
+        # True inside `_settle`: a callback that comes back here must not hand out the next entry
+        # in the middle of the current one.
+        self._settling = False
         # The term in which `on_role` reported that this node leads; 0 while it does not.
         self._led_term = 0
         # The last index handed to `on_commit`. Invariant: <= commit index <= durable index.
         self._applied_index = applied_index
-        # This node's proposals without an outcome, by index; empty while it does not lead.
+        # This node's proposals without an outcome, by index. While it does not lead, they are
+        # committed and wait to be handed out.
         self._proposals: dict[int, _Proposal] = {}
         # The total size of `_proposals`.
         self._outstanding_bytes = 0
         recovered = log.attach(group_id, self.handle_durable)
         # The group's part of the log, and the copies in memory that peers and `on_commit` read.
         self._journal = GroupJournal(group_id, log, recovered, applied_index)
-        # Elections and commits. Its `committed` list is empty outside of calls.
+        # Elections and commits.
         self._core = RaftCore(
             node_id, peers, self._journal, applied_index, self._send, clock, timings
         )
@@ -142,7 +152,7 @@ class RaftGroup:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of this node's proposals that are not committed yet."""
+        """Bytes of this node's proposals that are not handed out yet."""
         return self._outstanding_bytes
 
     def start(self) -> None:
@@ -202,6 +212,12 @@ class RaftGroup:
             self._core.receive(peer, message)
             self.tick()
 
+    def resume(self) -> None:
+        """Hand out entries again, after `on_commit` has returned False."""
+        if not self._stopped:
+            self._paused = False
+            self._settle()
+
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
         self._core.link_changed(peer, connected)
@@ -232,8 +248,9 @@ class RaftGroup:
             self.start()
 
     def stop(self) -> None:
-        """Leave the group for good."""
+        """Leave the group for good. Committed entries that wait for `resume` are not handed out."""
         self._running = False
+        self._stopped = self._paused = True
         self._core.step_down()
         self._settle()
         self._transport.detach(self._group_id)
@@ -247,41 +264,65 @@ class RaftGroup:
 
         Callbacks run here, outside the core, so that they may propose.
         """
-        core = self._core
-        while core.committed:
-            # Taken before the callback, which may propose and so come back here.
-            entries, core.committed = core.committed, []
-            self._applied_index = entries[-1][1]
-            self._journal.trim_to_size(self._applied_index, self._tail_bytes)
-            self._on_commit(self._with_contexts(entries))
-        term = core.led_term()
+        if self._settling:
+            return
+        self._settling = True
+        try:
+            if self._applied_index < self._core.commit_index():
+                self._hand_out()
+            self._report_role()
+        finally:
+            self._settling = False
+
+    def _hand_out(self) -> None:
+        """Hand out committed entries, until the owner wants a pause."""
+        core, journal = self._core, self._journal
+        while not self._paused:
+            # In pieces, because entries leave the memory after each.
+            applied = self._applied_index
+            piece = journal.slice(applied + 1, min(core.commit_index() - applied, _PIECE))
+            for data, index, term in piece:
+                self._applied_index = index
+                context = self._take_context(index, term) if self._proposals else None
+                more = self._on_commit(CommittedEntry(index, term, data, context))
+                if self._stopped or not more:
+                    self._paused = True
+                    break
+            journal.trim_to_size(self._applied_index, self._tail_bytes)
+            if self._applied_index >= core.commit_index():
+                return
+
+    def _report_role(self) -> None:
+        term = self._core.led_term()
         if self._led_term and term != self._led_term:
             self._led_term = 0
             self._on_role(False)
             self._lose_proposals()
         # The first entry of the term is committed after everything of earlier terms.
-        if term and not self._led_term and self._applied_index >= core.first_index_of_term():
+        if term and not self._led_term and self._applied_index >= self._core.first_index_of_term():
             self._led_term = term
             self._on_role(True)
 
-    def _with_contexts(self, entries: list[LogEntry]) -> list[CommittedEntry]:
-        """Return committed entries with the contexts of the proposals they came from."""
-        committed = []
-        for data, index, term in entries:
-            context = None
-            proposal = self._proposals.pop(index, None)
-            if proposal is not None:
-                self._outstanding_bytes -= proposal.size
-                if proposal.term == term:
-                    context = proposal.context
-                else:  # another leader's entry took the place of the proposal
-                    self._on_lost([proposal.context])
-            committed.append(CommittedEntry(index, term, data, context))
-        return committed
+    def _take_context(self, index: int, term: int) -> object | None:
+        """Return the context of the proposal that became a committed entry."""
+        proposal = self._proposals.pop(index, None)
+        if proposal is None:
+            return None
+        self._outstanding_bytes -= proposal.size
+        if proposal.term == term:
+            return proposal.context
+        # Another leader's entry took the place of the proposal.
+        self._on_lost([proposal.context])
+        return None
 
     def _lose_proposals(self) -> None:
-        contexts = [proposal.context for proposal in self._proposals.values()]
-        self._proposals.clear()
-        self._outstanding_bytes = 0
+        """Return the proposals whose outcome is unknown: those that are not known as committed."""
+        known = 0 if self._stopped else self._core.commit_index()
+        lost = [index for index in self._proposals if index > known]
+        contexts = []
+        for index in lost:
+            proposal = self._proposals.pop(index)
+            self._outstanding_bytes -= proposal.size
+            contexts.append(proposal.context)
         if contexts:
             self._on_lost(contexts)

@@ -27,8 +27,6 @@ from contrail_replicator.ports import LogEntry, Message, Timings
 AUDITED_VERSION: Final = "0.3.17"
 MESSAGE_BYTES: Final = 8 << 20
 """Entries per append message; every entry is smaller, so the core never splits one."""
-APPLY_PASS_BYTES: Final = 8 << 20
-"""Bytes of entries that one tick hands out at most, so that other work can run in between."""
 
 if VERSION != AUDITED_VERSION:
     raise ImportError(f"pysyncobj {VERSION} is installed, but only {AUDITED_VERSION} is audited")
@@ -119,10 +117,7 @@ class _NoSnapshots:
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]
-    """One member of one group. It appends committed entries to `committed`, in order and once each.
-
-    All fields belong to the event loop.
-    """
+    """One member of one group. All fields belong to the event loop."""
 
     def __init__(
         self,
@@ -134,7 +129,6 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         clock: Callable[[], float],
         timings: Timings,
     ) -> None:
-        self.committed: list[LogEntry] = []
         # The group's entries and hard state, shared with RaftGroup.
         self._journal = journal
         # Sends a message to a peer.
@@ -167,9 +161,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             nodeClass=_Member,
             transport=_CoreTransport(self._outgoing),
         )
-        # The base class has just set this to its own, 0: the store is further.
-        self._SyncObj__raftLastApplied = applied_index
-        # Also set by the base class: the part that would write and send snapshots.
+        # Set by the base class to the part that would write and send snapshots.
         self._SyncObj__serializer = _NoSnapshots()
 
     def led_term(self) -> int:
@@ -219,7 +211,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         return index
 
     def tick(self) -> None:
-        """Do due elections, commits and heartbeats; fills `committed`."""
+        """Do due elections, commits and heartbeats."""
         pysyncobj.syncobj.monotonicTime = self._clock  # as `_enter`: this runs for every publish
         self._in_tick, self._counting = True, self._SyncObj__raftState == _LEADER
         self._onTick()
@@ -377,13 +369,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._send_to_peer(node.id, self._heartbeat_without_entries())
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
+        """Do nothing but end the counting: the group takes committed entries from the journal."""
         self._counting = False
-        applied = self._SyncObj__raftLastApplied
-        unapplied = self._SyncObj__raftCommitIndex - applied
-        if unapplied > 0:
-            entries = self._journal.slice(applied + 1, unapplied, APPLY_PASS_BYTES)
-            self.committed += entries
-            self._SyncObj__raftLastApplied = entries[-1][1]
         return False
 
     def _checkCommandsToApply(self) -> None:  # noqa: N802

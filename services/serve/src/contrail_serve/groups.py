@@ -26,7 +26,7 @@ class SingleMemberGroups:
         peers: Sequence[str],
         log: NodeLog,
         applied_index: int,
-        on_commit: Callable[[list[Any]], None],
+        on_commit: Callable[[Any], bool],
         on_role: Callable[[bool], None],
         on_lost: Callable[[list[object]], None],
     ) -> Group:

@@ -514,8 +514,7 @@ class StorageNode:
 
     def _write_noted(self) -> None:
         self._write_seen.set()
-        for proposer in self.groups.proposers.values():
-            proposer.resume()
+        self.groups.resume()
 
     def _store_failed_soon(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._store_failed, error)

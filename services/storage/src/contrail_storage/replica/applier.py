@@ -101,12 +101,16 @@ class NodeTimings:
         self.commits = Timings()
         self.applies = Timings()
 
-    def applied(self, begun: float, own: EntryContext | None) -> None:
-        """Count an entry whose apply began at ``begun``; ``own`` if this node proposed it."""
+    def applied(self, begun: float, own: EntryContext | None) -> float:
+        """Count an entry whose apply began at ``begun``; ``own`` if this node proposed it.
+
+        Returns the seconds that it took.
+        """
         now = perf_counter()
         self.applies.add(now - begun)
         if own is not None:
             self.commits.add(now - own.begun)
+        return now - begun
 
 
 class Applier:

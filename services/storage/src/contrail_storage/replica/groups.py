@@ -5,7 +5,7 @@ that are not replicated, and groups that replicate shards. The shards in memory 
 a log.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 import structlog
 
 from contrail_storage.replica.applier import Applier, NodeTimings
+from contrail_storage.replica.apply_pace import ApplyPace
 from contrail_storage.replica.entries import EntryContext
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.raft_port import Callbacks, Committed, Group
@@ -36,6 +37,8 @@ class Groups(Mapping[int, Group]):
         """By group: the queue of its requests."""
         self.timings = NodeTimings()
         self._applier = applier
+        # Says when a group may hand out its next entry.
+        self._pace = ApplyPace(applier)
         self._log_time_ns = log_time_ns
         # Learns the number of a group that begins (True) or ceases to be led by this node.
         self._on_role = on_role
@@ -76,18 +79,21 @@ class Groups(Mapping[int, Group]):
         self._groups[number], self.proposers[number] = group, proposer
         return group, proposer
 
-    def _commit(self, number: int, entries: Sequence[Committed]) -> None:
-        for entry in entries:
-            self._apply(number, entry)
+    def resume(self) -> None:
+        """Hand out entries and propose again: the store has caught up, or has lost its jobs."""
+        self._pace.resume()
+        for proposer in self.proposers.values():
+            proposer.resume()
 
-    def _apply(self, number: int, entry: Committed) -> None:
+    def _commit(self, number: int, entry: Committed) -> bool:
+        used_s = 0.0
         own = entry.context if isinstance(entry.context, EntryContext) else None
         # No entry may be skipped: later entries would be applied to a different state.
         if not self._has_failed():
             begun = perf_counter()
             try:
                 self._applier.apply(number, entry.index, entry.term, entry.data, own)
-                self.timings.applied(begun, own)
+                used_s = self.timings.applied(begun, own)
             except Exception as error:
                 _log.exception("entry_not_applied", group=number, index=entry.index)
                 self._fail(f"entry {entry.index} of group {number}: {error!r}")
@@ -95,6 +101,7 @@ class Groups(Mapping[int, Group]):
             if self._has_failed():
                 own.unknown()
             self.proposers[number].settled()
+        return self._pace.may_go_on(self._groups[number], used_s)
 
     def _lost(self, number: int, contexts: list[object]) -> None:
         for context in contexts:

@@ -36,8 +36,11 @@ class MemoryGroup:
         self.applied_index = 0
         self._last_index = 0
         self._on_commit, self._on_lost = callbacks.on_commit, callbacks.on_lost
-        # Entries to commit in a later turn of the loop.
-        self._proposed: list[MemoryEntry] = []
+        # Entries to commit in a later turn of the loop, and whether that turn is due.
+        self._proposed: deque[MemoryEntry] = deque()
+        self._committing = False
+        # True from an `on_commit` that returned False until `resume`.
+        self._paused = False
         # (index, bytes) of entries that may not be in the store yet, and the sum of the bytes.
         self._unwritten: deque[tuple[int, int]] = deque()
         self._unwritten_bytes = 0
@@ -71,7 +74,7 @@ class MemoryGroup:
     def resign(self) -> None:
         """Stop leading; entries that are not committed are lost."""
         self.is_leader = False
-        lost, self._proposed = self._proposed, []
+        lost, self._proposed = self._proposed, deque()
         self._on_lost([entry.context for entry in lost])
 
     def stop(self) -> None:
@@ -82,20 +85,31 @@ class MemoryGroup:
         """Append an entry, and return its index. Raises NotLeadingError."""
         if not self.is_leader:
             raise NotLeadingError
-        if not self._proposed:
-            # In a later turn, as with a log: `propose` returns before the entry is applied.
-            asyncio.get_running_loop().call_soon(self._commit)
+        # In a later turn, as with a log: `propose` returns before the entry is applied.
+        self._commit_soon()
         self._last_index += 1
         self._proposed.append(MemoryEntry(self._last_index, _TERM, data, context))
         self._unwritten.append((self._last_index, len(data)))
         self._unwritten_bytes += len(data)
         return self._last_index
 
+    def resume(self) -> None:
+        """Commit again, after ``on_commit`` has refused the next entry."""
+        self._paused = False
+        if self._proposed:
+            self._commit_soon()
+
+    def _commit_soon(self) -> None:
+        if not (self._committing or self._paused):
+            self._committing = True
+            asyncio.get_running_loop().call_soon(self._commit)
+
     def _commit(self) -> None:
-        entries, self._proposed = self._proposed, []
-        if entries:
-            self.applied_index = entries[-1].index
-            self._on_commit(entries)
+        self._committing = False
+        while self._proposed and not self._paused:
+            entry = self._proposed.popleft()
+            self.applied_index = entry.index
+            self._paused = not self._on_commit(entry)
 
     def handle_log_failure(self) -> None:
         """Do nothing: this group has no log."""

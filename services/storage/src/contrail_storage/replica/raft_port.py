@@ -16,8 +16,11 @@ class Committed(Protocol):
     context: object | None
 
 
-OnCommit = Callable[[Sequence[Committed]], None]
-"""Accepts committed entries, in order."""
+OnCommit = Callable[[Committed], bool]
+"""Accepts the next committed entry, and returns whether it accepts the one after it now.
+
+After False it gets none until `Group.resume`.
+"""
 
 OnLost = Callable[[list[object]], None]
 """Accepts the contexts of entries whose outcome this node will never know."""
@@ -56,6 +59,10 @@ class Group(Protocol):
 
     def tick(self) -> None:
         """Do what has become due, such as an election."""
+        ...
+
+    def resume(self) -> None:
+        """Pass on entries again, after the owner has refused the next one."""
         ...
 
     def resign(self) -> None:
