@@ -64,7 +64,7 @@ class PeerSockets:
         """Begin a connection to ``host:port``; with verified certificates, to this node."""
         wire = _TcpWire(self._loop, address.rpartition(":")[0], self._tls.verified)
         wire.user = user
-        wire.beginning = self._start(self._dial(address, name, wire))
+        self._begin(wire, self._dial(address, name, wire))
         return wire
 
     async def close(self) -> None:
@@ -79,6 +79,11 @@ class PeerSockets:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _begin(self, wire: "_TcpWire", work: Coroutine[Any, Any, None]) -> None:
+        wire.beginning = self._start(work)
+        # Not within `work`, which does not even begin if it is cancelled at once.
+        wire.beginning.add_done_callback(wire.begun)
+
     async def _accept(self, listener: socket.socket, accept: Accept) -> None:
         while True:
             try:
@@ -88,26 +93,23 @@ class PeerSockets:
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_S)
                 continue
             wire = _TcpWire(self._loop, str(remote[0]), self._tls.verified)
+            wire.socket = connection
             wire.user = accept(wire)
             context = None if self._is_plain(wire.remote) else self._tls.listening
             if context is not None:
                 wire.certificate = self._tls.digest
-            wire.beginning = self._start(self._welcome(connection, context, wire))
+            self._begin(wire, self._welcome(connection, context, wire))
 
     async def _welcome(
         self, connection: socket.socket, context: ssl.SSLContext | None, wire: "_TcpWire"
     ) -> None:
-        try:
-            _prepare(connection)
-            await self._loop.connect_accepted_socket(lambda: wire, connection, ssl=context)
-        except (OSError, asyncio.CancelledError) as error:
-            # The transport has closed the socket.
-            wire.begin_failed(error)
+        _prepare(connection)
+        await self._loop.connect_accepted_socket(lambda: wire, connection, ssl=context)
 
     async def _dial(self, address: str, name: str, wire: "_TcpWire") -> None:
         try:
             async with asyncio.timeout(_DIAL_S):
-                connection = await self._connect(address)
+                wire.socket = connection = await self._connect(address)
                 plain = self._is_plain(connection.getpeername()[0])
                 await self._loop.create_connection(
                     lambda: wire,
@@ -116,9 +118,7 @@ class PeerSockets:
                     server_hostname=None if plain else name,
                 )
         except TimeoutError:
-            wire.begin_failed(OSError(f"no connection within {_DIAL_S:g} s"))
-        except (OSError, ValueError, asyncio.CancelledError) as error:
-            wire.begin_failed(error)
+            raise OSError(f"no connection within {_DIAL_S:g} s") from None
 
     def _is_plain(self, host: str) -> bool:
         return not self._encrypted_on_loopback and _is_loopback(host)
@@ -173,6 +173,8 @@ class _TcpWire(asyncio.BufferedProtocol):
         self.remote = remote
         self.certificate = PLAIN
         self.certified_names: frozenset[str] | None = None
+        self.socket: socket.socket | None = None
+        """The socket, from the moment there is one."""
         self._loop = loop
         self._verified = verified
         self._transport: asyncio.Transport | None = None
@@ -204,10 +206,14 @@ class _TcpWire(asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         self.beginning.cancel()
 
-    def begin_failed(self, error: BaseException) -> None:
-        """Report that there is no connection, unless there was one."""
-        if self._transport is None:
-            self._end(str(error) or "it was given up")
+    def begun(self, beginning: "asyncio.Task[None]") -> None:
+        """Report why there is no connection, unless there is one."""
+        if self._transport is not None:
+            return
+        if self.socket is not None:
+            self.socket.close()
+        error = None if beginning.cancelled() else beginning.exception()
+        self._end("it was given up" if error is None else str(error) or type(error).__name__)
 
     # Protocol ------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
