@@ -1,0 +1,202 @@
+"""Nodes become a cluster over a network in memory, with crashes at each save."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contrail_replicator.peers.formation import Membership, Report, Stage
+from contrail_replicator.peers.forming import Forming, decode_report, encode_report
+from contrail_replicator.peers.frames import FrameError
+from contrail_replicator.peers.handshake import NO_CLUSTER
+from contrail_replicator.peers.hub import Node, PeerHub
+from tests.unit.replicator.peers.net_rig import SimNet
+
+NAMES = ("a", "b", "c")
+
+
+class Crash(Exception):  # noqa: N818
+    pass
+
+
+class Founder:
+    """A node with a disk that is kept over crashes."""
+
+    def __init__(self, net: SimNet, name: str, names: tuple[str, ...] = NAMES) -> None:
+        self.net = net
+        self.name = name
+        self.names = names
+        self.disk = Membership()
+        self.boots = 0
+        self.saves = 0
+        self.crash_at = -1
+        self.formed: list[Membership] = []
+        self.obstacles: list[tuple[str, bool]] = []
+        self.links: set[str] = set()
+        self.hub: PeerHub
+        self.up = False
+
+    def load(self) -> Membership:
+        return self.disk
+
+    def save(self, membership: Membership) -> None:
+        """Crash before or after the save, if the test says so: the even and the odd numbers."""
+        self.crash_if(2 * self.saves)
+        self.disk = membership
+        self.crash_if(2 * self.saves + 1)
+        self.saves += 1
+
+    def crash_if(self, number: int) -> None:
+        if number == self.crash_at:
+            self.crash_at = -1
+            self.saves += 1
+            self.crash()
+            raise Crash
+
+    def crash(self) -> None:
+        self.up = False
+        self.links.clear()
+        self.net.crash(self.name)
+        # Another process starts it again.
+        self.net.at(0.3, "supervisor", self.boot)
+
+    def boot(self) -> None:
+        self.boots += 1
+        self.up = True
+        port = self.net.port(self.name)
+        node = Node(self.name, self.disk_id(), 1, self.boots, self.boots)
+        peers = {name: name for name in self.names}
+        self.hub = PeerHub(port, node, peers, lambda: [bytes(32)], self.note_link)
+        forming = Forming(
+            self.hub,
+            self.names,
+            self,
+            self.formed.append,
+            lambda reason, lost: self.obstacles.append((reason, lost)),
+        )
+        port.listen(self.hub.accept)
+        self.hub.start()
+        with suppress(Crash):
+            forming.start()
+
+    def disk_id(self) -> bytes:
+        return self.disk.cluster_id if self.disk.stage is Stage.FORMED else NO_CLUSTER
+
+    def note_link(self, name: str, up: bool) -> None:
+        (self.links.add if up else self.links.discard)(name)
+
+
+class CrashingNet(SimNet):
+    """A network on which a crash ends only the process it happens in."""
+
+    def run(self, seconds: float) -> None:
+        end = self.time + seconds
+        while self.time < end:
+            with suppress(Crash):
+                super().run(end - self.time)
+
+
+def founders(net: SimNet, *names: str) -> list[Founder]:
+    return [Founder(net, name) for name in names or NAMES]
+
+
+def all_formed(nodes: list[Founder]) -> bool:
+    return len({node.disk for node in nodes}) == 1 and all(
+        node.disk.stage is Stage.FORMED and node.links == set(NAMES) - {node.name} for node in nodes
+    )
+
+
+def test_three_nodes_become_a_cluster_and_stay_it() -> None:
+    net = SimNet()
+    nodes = founders(net)
+    for node in nodes:
+        node.boot()
+    net.run_until(lambda: all_formed(nodes))
+    assert [node.hub.node.node_number for node in nodes] == [1, 2, 3]
+    cluster_id = nodes[0].disk.cluster_id
+    for node in nodes:
+        node.crash()
+    net.run(1)
+    net.run_until(lambda: all_formed(nodes))
+    assert nodes[0].disk.cluster_id == cluster_id
+    assert all(len(node.formed) == 2 and not node.obstacles for node in nodes)
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("crash_at", range(4))
+def test_a_crash_at_any_save_repeats_the_step(victim: int, crash_at: int) -> None:
+    net = CrashingNet()
+    nodes = founders(net)
+    nodes[victim].crash_at = crash_at
+    for node in nodes:
+        node.boot()
+    net.run_until(lambda: all_formed(nodes) and nodes[victim].boots == 2)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from(range(3)), st.booleans()), max_size=6))
+def test_crashes_and_cuts_at_any_time(events: list[tuple[float, int, bool]]) -> None:
+    net = SimNet()
+    nodes = founders(net)
+    for node in nodes:
+        node.boot()
+    for moment, number, crash in events:
+        node, other = nodes[number], nodes[number - 1]
+        if crash:
+            net.at(moment, "chance", lambda node=node: node.up and node.crash())  # type: ignore[misc]
+        else:
+            ends = node.name, other.name
+            net.at(moment, "chance", lambda ends=ends: net.set_cut(*ends, True))  # type: ignore[misc]
+            net.at(moment + 1, "chance", lambda ends=ends: net.set_cut(*ends, False))  # type: ignore[misc]
+    net.run(3)
+    net.run_until(lambda: all_formed(nodes))
+    assert not any(node.obstacles for node in nodes)
+
+
+def test_a_node_that_lost_its_disk_says_so_and_stays_outside() -> None:
+    net = SimNet()
+    nodes = founders(net)
+    for node in nodes:
+        node.boot()
+    net.run_until(lambda: all_formed(nodes))
+    lost = nodes[0]
+    lost.crash()
+    lost.disk = Membership()
+    net.run_until(lambda: bool(lost.obstacles))
+    assert lost.obstacles == [("b is part of a formed cluster, and this folder is empty", True)]
+    net.run(5)
+    assert lost.disk == Membership()
+    assert not lost.links
+    assert nodes[1].links == {"c"}
+
+
+def test_nodes_with_other_names_do_not_form() -> None:
+    net = SimNet()
+    a, b, c = founders(net)
+    c.names = ("a", "b", "c", "d")
+    for node in (a, b, c):
+        node.boot()
+    net.run(5)
+    assert ("c was started with the nodes a, b, c, d; this node with a, b, c", False) in a.obstacles
+    assert {a.disk, b.disk, c.disk} == {Membership()}
+
+
+def test_a_node_alone_is_a_cluster() -> None:
+    node = Founder(SimNet(), "a", ("a",))
+    node.boot()
+    assert node.disk.stage is Stage.FORMED
+    assert node.hub.node == replace(node.hub.node, cluster_id=node.disk.cluster_id, node_number=1)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_report_or_refused(data: bytes) -> None:
+    with suppress(FrameError):
+        assert encode_report(decode_report(data)) == data
+
+
+def test_bytes_of_a_report() -> None:
+    report = Report(Membership(Stage.PREPARED, b"0123456789abcdef"), ("n1", "n22"))
+    assert encode_report(report) == b"\x010123456789abcdef\x02\x02n1\x03n22"
+    assert decode_report(encode_report(report)) == report
