@@ -45,6 +45,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     _begun = False  # the first byte of that head has arrived; implies `_head_open`
     _body_open = False  # the head is complete, the body is not
     _refused = False  # an error was answered; all further bytes are dropped
+    _waiting = b""  # bytes that wait for a turn; reading is paused meanwhile
     _unparsed = 0  # bytes fed to the parser since it last completed a part
     _deadline: asyncio.TimerHandle | None = None  # timer of the head or body that is awaited
     _part_ended = False  # a head or body began or ended in these bytes: its deadline is over
@@ -73,6 +74,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the connection, in a later pass of the event loop if thousands end at once."""
+        self.edge.state.turns.run(partial(self._lost, exc))
+
+    def _lost(self, exc: Exception | None) -> None:
         """Stop the timers and notify the running request, which uvicorn omits if pipelined."""
         self._stop_timers()
         self._next = None
@@ -98,9 +103,27 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
+        """Read the bytes now or, if the turn is over, in a later pass of the event loop."""
+        if self._waiting:
+            self._waiting += data  # somebody has let the transport read again
+        elif self.edge.state.turns.over:
+            self._waiting = data
+            self.transport.pause_reading()
+            self.edge.state.turns.add(self._read_waiting)
+        else:
+            self._read(data)
+
+    def _read_waiting(self) -> None:
+        data, self._waiting = self._waiting, b""
+        if self.transport.is_closing():
+            return
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         """Feed the parser, and set or stop the deadline of the missing bytes."""
-        dropped = self._refused
-        if dropped:
+        if self._refused:
             # Nobody knows where the next request begins: these bytes may be the refused body.
             return
         if self._begun or self._body_open:
@@ -401,6 +424,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._deadline = after_a_look(self.loop, self._give_up)
 
     def _give_up(self) -> None:
+        if self._waiting:
+            self._on_deadline()
+            return
         self._deadline = None
         if self._body_open and not self._body_overdue():
             self._deadline = self.loop.call_later(self.settings.body_idle_s, self._on_deadline)
@@ -432,6 +458,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def _close_idle(self) -> None:
         """Close the connection, or abort it if the peer has not read the last answer."""
+        if self._waiting:
+            self.timeout_keep_alive_handler()
+            return
         self.timeout_keep_alive_task = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()

@@ -14,7 +14,7 @@ from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
 from contrail_edge.http.headers import X_REQUEST_ID
-from contrail_edge.http.turns import LaterTurns
+from contrail_edge.http.turns import SharedTurns
 from contrail_link.request_context import REQUEST_ID, RequestContext
 
 REQUEST_KEY: Final = "contrail.request"
@@ -40,8 +40,8 @@ class EdgeState:
     cors: Cors
     waiting_max: int
     waiting: int = 0
-    later: LaterTurns = field(default_factory=LaterTurns)
-    """What is left to do for connections that ended, of which there may be thousands at once."""
+    turns: SharedTurns = field(default_factory=SharedTurns)
+    """Bounds what connections do in one pass of the event loop."""
     _draining: asyncio.Future[None] | None = field(default=None)
     _drained: bool = False
 

@@ -13,6 +13,9 @@ _T = TypeVar("_T")
 TURN_NS: Final = 10_000_000
 """CPU time of consecutive steps, after which the event loop must do other work."""
 
+_PARTS: Final = 2
+"""Of a turn for all connections: one for work that waited, one for the sockets that are ready."""
+
 
 class Turn:
     """The CPU time that one task may use before the event loop does other work.
@@ -23,9 +26,10 @@ class Turn:
 
     __slots__ = ("_look_ns", "_over_ns")
 
-    def __init__(self) -> None:
-        self._over_ns = time.thread_time_ns() + TURN_NS
-        self._look_ns = time.monotonic_ns() + TURN_NS
+    def __init__(self, parts: int = 1) -> None:
+        """A turn, or one of so many ``parts`` of it."""
+        self._over_ns = time.thread_time_ns() + TURN_NS // parts
+        self._look_ns = time.monotonic_ns() + TURN_NS // parts
 
     @property
     def over(self) -> bool:
@@ -33,33 +37,68 @@ class Turn:
         now_ns = time.monotonic_ns()
         if now_ns < self._look_ns:  # reading the CPU time is slower than the clock
             return False
-        left_ns = self._over_ns - time.thread_time_ns()
-        # Before that time the CPU time cannot be used up, so it need not be read again.
-        self._look_ns = now_ns + left_ns
-        return left_ns <= 0
+        if self._over_ns:
+            left_ns = self._over_ns - time.thread_time_ns()
+            # Before that time the CPU time cannot be used up, so it need not be read again.
+            self._look_ns = now_ns + left_ns
+            if left_ns <= 0:
+                self._over_ns = self._look_ns = 0
+        return not self._over_ns
 
 
-class LaterTurns:
-    """Short work that nobody waits for, done in later turns of the event loop."""
+class SharedTurns:
+    """The turns of all connections: what they do in one pass of the event loop, one after another.
+
+    Thousands of sockets may be ready in the same pass. The event loop calls them all before it runs
+    its timers, so those that are called when the turn is over wait for the next pass.
+    """
 
     def __init__(self) -> None:
-        # While it is not empty, a turn is scheduled.
-        self._left: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
+        # From the first use in a pass until nothing waits. While it is set, `_next_pass` is due.
+        self._turn: Turn | None = None
+
+    @property
+    def over(self) -> bool:
+        """True if the time of this pass is used up: ``add`` all further work."""
+        if self._turn is None:
+            self._begin()
+            return False
+        return self._turn.over
 
     def add(self, work: Callable[[], None]) -> None:
-        """Call ``work`` in a later turn."""
-        if not self._left:
-            asyncio.get_running_loop().call_soon(self._take_turn)
-        self._left.append(work)
+        """Call ``work`` in a later pass, after all that waits already."""
+        if self._turn is None:
+            self._begin()
+        self._waiting.append(work)
 
-    def _take_turn(self) -> None:
-        turn = Turn()
+    def run(self, work: Callable[[], None]) -> None:
+        """Call ``work`` now or, if the turn is over, in a later pass."""
+        if self.over:
+            self.add(work)
+        else:
+            work()
+
+    def _begin(self) -> None:
+        self._turn = Turn(_PARTS)
+        asyncio.get_running_loop().call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        if not self._waiting:
+            self._turn = None
+            return
+        turn = self._turn = Turn(_PARTS)
         try:
-            while self._left and not turn.over:
-                self._left.popleft()()
+            while self._waiting:
+                self._waiting.popleft()()
+                if turn.over:
+                    break
         finally:
-            if self._left:
-                asyncio.get_running_loop().call_soon(self._take_turn)
+            # If the turn is over, the sockets that are read in the rest of this pass wait.
+            if self._waiting or turn.over:
+                asyncio.get_running_loop().call_soon(self._next_pass)
+            else:
+                self._turn = None
 
 
 async def in_turns(steps: Steps[_T]) -> _T:

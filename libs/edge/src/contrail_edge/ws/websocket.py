@@ -22,7 +22,6 @@ from contrail_edge.http.last_look import after_a_look
 from contrail_edge.http.requests import EdgeState
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.http.steps import Steps
-from contrail_edge.http.turns import Turn
 from contrail_edge.ws.frame_reader import FINAL, FrameReader
 from contrail_edge.ws.socket_metrics import SocketCounts
 
@@ -139,7 +138,7 @@ class EdgeSocket(asyncio.Protocol):
         # Bytes for the next write.
         self._queue: list[bytes] = []
         self._queued = 0  # the number of bytes in `_queue`
-        self._flushing: asyncio.Handle | None = None  # the next write; set while there are bytes
+        self._flushing = False  # `_flush_in_turn` waits for a turn; True while there are bytes
         # The start of a fragmented message; None between messages.
         self._fragments: bytearray | None = None
         self._arrived: list[bytes] = []
@@ -148,8 +147,8 @@ class EdgeSocket(asyncio.Protocol):
         """The rest of the work for the bytes that were read; reading is paused meanwhile."""
         self._working_bytes = 0
         """Size of the message that ``_left`` is working on, or 0."""
-        # The next call of `_go_on`. While it is set, reading is paused.
-        self._next_turn: asyncio.Handle | None = None
+        # `_go_on` waits for a turn. Until then, reading is paused.
+        self._waiting = False
         # Bytes of unfinished messages that are counted in `_state.bodies`.
         self._held = 0
         self._proven = False  # the peer has shown its token, or needs none
@@ -222,9 +221,13 @@ class EdgeSocket(asyncio.Protocol):
             self._handler.drain(self._settings.grace_s / 2)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """End the session, in a later pass if thousands end at once."""
+        self._state.turns.run(self._lost)
+
+    def _lost(self) -> None:
         """End the session, stop the timers, and return all budgets."""
         self._end(1006)
-        for timer in (self._watch, self._cut, self._flushing, self._next_turn):
+        for timer in (self._watch, self._cut):
             if timer is not None:
                 timer.cancel()
         self._left = None
@@ -233,10 +236,7 @@ class EdgeSocket(asyncio.Protocol):
         self._state.unread.forget(self._transport)
         self._connections.discard(self)
         self._writable.set()
-        self._state.later.add(self._let_go)
-
-    def _let_go(self) -> None:
-        """End circles of references, so that everything is freed without a collection."""
+        # Ends circles of references, so that everything is freed without a collection.
         self._wire.parser.close()
         del self._handler
 
@@ -264,7 +264,10 @@ class EdgeSocket(asyncio.Protocol):
             self._arrived.append(data)
             return
         self._left = self._steps(data)
-        self._go_on()
+        if self._state.turns.over:
+            self._wait_for_turn()
+        else:
+            self._go_on()
 
     def _steps(self, data: bytes) -> Steps[None]:
         for received in self._frames.read(data):
@@ -281,11 +284,12 @@ class EdgeSocket(asyncio.Protocol):
             yield
 
     def _go_on(self) -> None:
-        """Work until everything is done or this turn of the event loop is over."""
-        assert self._left is not None
-        turn = Turn()
+        """Work until everything is done or the turn is over."""
+        if self._left is None:
+            return  # the connection was lost while it waited
+        turns = self._state.turns
         for _ in self._left:
-            if turn.over:
+            if turns.over:
                 break
         else:
             self._left = None
@@ -298,8 +302,8 @@ class EdgeSocket(asyncio.Protocol):
             self._left = self._steps(b"".join(self._arrived))
             self._arrived.clear()
             self._wait_for_turn()
-        elif self._next_turn is not None:
-            self._next_turn = None
+        elif self._waiting:
+            self._waiting = False
             if not self._paused:
                 self._transport.resume_reading()
         if not self._deaf:
@@ -307,9 +311,10 @@ class EdgeSocket(asyncio.Protocol):
             self._hold(unfinished + self._working_bytes)
 
     def _wait_for_turn(self) -> None:
-        if self._next_turn is None and not self._paused:
+        if not self._waiting and not self._paused:
             self._transport.pause_reading()
-        self._next_turn = self._loop.call_soon(self._go_on)
+        self._waiting = True
+        self._state.turns.add(self._go_on)
 
     @property
     def busy(self) -> bool:
@@ -402,14 +407,14 @@ class EdgeSocket(asyncio.Protocol):
         """Stop reading for now, because the peer sends faster than its messages are handled."""
         if not self._paused and not self._ended:
             self._paused = True
-            if self._next_turn is None:
+            if not self._waiting:
                 self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read again after ``pause``."""
         if self._paused:
             self._paused = False
-            if self._next_turn is None:
+            if not self._waiting:
                 self._transport.resume_reading()
 
     # Writing -------------------------------------------------------------------------------------
@@ -431,13 +436,15 @@ class EdgeSocket(asyncio.Protocol):
     def _put(self, parts: list[bytes]) -> None:
         self._queue += parts
         self._queued += sum(map(len, parts))
-        if self._flushing is None and self._queue:
-            self._flushing = self._loop.call_soon(self._flush)
+        if not self._flushing and self._queue:
+            self._flushing = True
+            self._state.turns.add(self._flush_in_turn)
+
+    def _flush_in_turn(self) -> None:
+        self._flushing = False
+        self._flush()
 
     def _flush(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
         data = b"".join(self._queue)
         self._queue.clear()
         self._queued = 0
