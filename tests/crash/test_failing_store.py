@@ -20,7 +20,6 @@ from contrail_link.contract.read import RangeRequest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage import healing
 from contrail_storage.core.commands import (
-    META_SHARD,
     DropStream,
     ReleaseStream,
     ReserveStream,
@@ -147,11 +146,11 @@ async def fail_between_a_name_and_its_shard(data_dir: Path, *, removed: bool) ->
             await link.put_stream(names["half"], "put", None, False)
             await node.shard_log.command(node.meta.streams["T"].shard_id, DropStream())
         else:
-            await node.meta_log.command(META_SHARD, ReserveStream("T", ("t.*",), "abc"))
+            await node.meta_log.command(ReserveStream("T", ("t.*",), "abc"))
         await node.until_written()
         switch.plan = Plan(failures=(Failure("store", "write", 1, errno.EIO, UNTIL_HEALED),))
         if removed:
-            await node.meta_log.command(META_SHARD, ReleaseStream("T"))
+            await node.meta_log.command(ReleaseStream("T"))
         await publish(link, 1)
         await wait_until(lambda: bool(node.healing.store_failure))
         switch.plan = SOUND

@@ -143,6 +143,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.RenewStream("S", "i" * 16),
         cmd.UnlistStream("S"),
         cmd.ReleaseStream("S"),
+        cmd.CreateGroup(HIGH, ("n" * 64,) * 5),
         cmd.RecordErasure("e" * 32, "S", tuple(range(64)), HIGH, ["n" * 16], HIGH),
         cmd.FinishErasures(ids, "n" * 16, HIGH),
         cmd.AssignShards("S", stream.subjects, "i" * 16, HIGH, 64),

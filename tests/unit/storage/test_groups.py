@@ -42,7 +42,7 @@ async def running(data_dir: Path) -> AsyncIterator[tuple[StorageNode, LocalLink]
 
 async def create_group(node: StorageNode, number: int, *members: str) -> Result:
     command = cmd.CreateGroup(number, members or (node.identity.node_id,))
-    return await node.meta_log.command(cmd.META_SHARD, command)
+    return await node.meta_log.command(command)
 
 
 async def create_stream(link: LocalLink, name: str, shards: int = 1) -> None:

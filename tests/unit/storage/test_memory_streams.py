@@ -155,7 +155,7 @@ def test_half_made_or_half_removed_stream_is_gone_after_a_restart(
                 command: cmd.MetaCommand = cmd.UnlistStream("M")
             else:
                 command = cmd.ReserveStream("M", MEMORY.subjects, "i", in_memory=True)
-            await node.meta_log.command(cmd.META_SHARD, command)
+            await node.meta_log.command(command)
         async with running(tmp_path) as (node, link):
             assert node.meta.streams == {}
             await create(link)
@@ -168,7 +168,7 @@ def test_half_made_change_of_subjects_is_undone_by_a_restart(tmp_path: Path) -> 
         async with running(tmp_path) as (node, link):
             await create(link)
             claim = cmd.ListStream("M", ("m.*", "n.*"), MEMORY)
-            await node.meta_log.command(cmd.META_SHARD, claim)
+            await node.meta_log.command(claim)
         async with running(tmp_path) as (node, link):
             assert node.meta.streams["M"].subjects == MEMORY.subjects
             assert (await link.stream_info("M")).config == MEMORY

@@ -37,10 +37,10 @@ class LogRefusedError(Exception):
 class HandGroup:
     """A group whose entries are committed, or lost, when a test says so."""
 
+    is_alone, leader = True, ""
+
     def __init__(self) -> None:
-        self.is_leader = True
-        self.refusing = False
-        self.outstanding_bytes = 0
+        self.is_leader, self.refusing, self.outstanding_bytes = True, False, 0
         self.entries: list[bytes] = []
         self.in_flight: list[tuple[bytes, EntryContext]] = []
 

@@ -126,6 +126,16 @@ class RaftGroup:
         return self._led_term > 0
 
     @property
+    def is_alone(self) -> bool:
+        """True in a group of one."""
+        return self._alone
+
+    @property
+    def leader(self) -> str:
+        """Id of the member that leads as far as this one knows; empty if it knows none."""
+        return self._core.leader()
+
+    @property
     def term(self) -> int:
         """The current term."""
         return self._core.term()

@@ -168,6 +168,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """The current term if this member won its election, else 0."""
         return self._SyncObj__raftCurrentTerm if self._SyncObj__raftState == _LEADER else 0
 
+    def leader(self) -> str:
+        """The leader of the current term; empty while none is known."""
+        known = self._SyncObj__raftLeader
+        return "" if known is None else str(known.id)
+
     def term(self) -> int:
         """The current term."""
         return int(self._SyncObj__raftCurrentTerm)

@@ -57,8 +57,10 @@ class LocalLink:
         return tuple(group.applied_index for group in self._node.groups.values())
 
     def _stream(self, name: str) -> Stream:
-        """The listed stream with that name (STREAM_NOT_FOUND)."""
-        return self._node.streams.stream(name)
+        """The listed stream with that name (STREAM_NOT_FOUND, NOT_LEADER)."""
+        stream = self._node.streams.stream(name)
+        stream.check_led()
+        return stream
 
     def _writable(self, name: str) -> Stream:
         """The listed stream with that name, if it accepts changes now."""

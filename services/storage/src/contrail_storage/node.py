@@ -39,6 +39,7 @@ from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.loading import load_node, reload_shard, stored_machines
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.memory_group import MemoryGroup, NotLeadingError
+from contrail_storage.replica.meta_log import MetaLog
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.raft_port import Callbacks, Group, GroupFactory
 from contrail_storage.replica.shard_logs import ShardLogs
@@ -218,7 +219,8 @@ class StorageNode:
         )
         self._ends = ends
         self.disk_budget = disk_budget_of(self)
-        self.meta_log = self._join(META_GROUP)
+        meta = self._join(META_GROUP)
+        self.meta_log = MetaLog(meta, self.groups[META_GROUP], self.write_noted)
         self.shard_log = self._join(SHARD_GROUP)
         self._memory_group, self.memory_log = self.groups.join(
             MEMORY_GROUP, MemoryGroup, (NotLeadingError,)
@@ -227,7 +229,7 @@ class StorageNode:
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
         shards, keys = self.applier.shards, self.subject_keys
         sealing = SealingLog(self.groups.proposers, keys, shards)
-        self.shard_logs = ShardLogs(self.groups.proposers, self.meta, sealing, shards)
+        self.shard_logs = ShardLogs(self.groups, self.meta, sealing, shards)
         self.streams = StreamManager(
             self.options.name,
             self.meta,
@@ -338,6 +340,12 @@ class StorageNode:
     def _role_changed(self, group_id: int, leads: bool) -> None:
         if leads and group_id != META_GROUP:
             self.consumers.new_term(group_id)
+            # What became due while another node led is done from now on by this one.
+            for shard in self.applier.shards.values():
+                if shard.group == group_id:
+                    self.applier.changes.note_all(shard.machine.shard_id)
+        if not leads and not self.groups[group_id].is_alone:
+            self.consumers.end_term(group_id)
         if all(group.is_leader for group in self.logged_groups.values()):
             if self._leading.is_set():  # the first time, `_lead` reconciles
                 self.spawn(self._reconcile())

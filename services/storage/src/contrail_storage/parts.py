@@ -44,6 +44,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
         node.shard_logs,
         node.applier.shards,
         node.applier.changes.shards,
+        node.groups.leads,
         clock,
         due,
     )

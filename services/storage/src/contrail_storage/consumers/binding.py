@@ -3,9 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
+from contrail_common.errors import ApiError
+
 
 class Binding(AsyncIterator[bytes]):
-    """Holds a consumer until it is closed. It yields nothing and ends when the consumer is gone."""
+    """Holds a consumer until it is closed. It yields nothing and ends when the consumer is gone.
+
+    It is cut by an ApiError if another node leads the consumer's stream from now on.
+    """
 
     def __init__(self, on_close: "Callable[[Binding], None]") -> None:
         self._on_close = on_close
@@ -20,7 +25,12 @@ class Binding(AsyncIterator[bytes]):
         """Release the consumer."""
         self._on_close(self)
 
-    def end(self) -> None:
-        """End the iteration: the consumer is gone."""
-        if not self._gone.done():
+    def end(self, error: ApiError | None) -> None:
+        """End the iteration: the consumer is gone, or it is cut by ``error``."""
+        if self._gone.done():
+            return
+        if error is None:
             self._gone.set_result(None)
+        else:
+            self._gone.set_exception(error)
+            self._gone.exception()  # nobody may wait for it

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final
 
 from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_common.model import (
     INACTIVE_THRESHOLD_NS,
     ConsumerConfig,
@@ -24,7 +25,7 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract.consume import AckItem, AckResult, PullRequest, PullResult
 from contrail_storage.consumers.ack_none import AckNoneDispatcher
 from contrail_storage.consumers.binding import Binding
-from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.dispatcher import Dispatcher, consumer_deleted
 from contrail_storage.consumers.sharded_dispatcher import ShardedDispatcher
 from contrail_storage.core.commands import Acknowledge
 from contrail_storage.core.consumer_machine import ConsumerMachine
@@ -91,12 +92,12 @@ class Consumer:
                 one.turn_to(machine)
         return True
 
-    def close(self) -> None:
-        """End waiting pulls and bindings: the consumer or its stream is gone."""
+    def close(self, refusal: Callable[[], ApiError] = consumer_deleted) -> None:
+        """End waiting pulls with ``refusal``, and bindings: no messages are delivered any more."""
         for one in self.dispatchers:
-            one.close()
+            one.close(refusal)
         for binding in self._bindings:
-            binding.end()
+            binding.end(None if refusal is consumer_deleted else refusal())
         self._bindings.clear()
 
     def new_term(self, group: int) -> None:

@@ -50,6 +50,11 @@ DELIVERED_MAX: Final = 10_000
 Propose = Callable[[StreamCommand], "asyncio.Future[Result]"]
 
 
+def consumer_deleted() -> ApiError:
+    """The refusal of a pull whose consumer or stream is removed while it waits."""
+    return ApiError(errors.CONSUMER_DELETED)
+
+
 @dataclass(slots=True, eq=False)
 class Dispatcher:
     """Selects and records the deliveries of one consumer, on the event loop.
@@ -80,7 +85,9 @@ class Dispatcher:
     last_active_s: float = 0.0
     """Loop time of the last use by a client."""
     closed: bool = False
-    """Whether the consumer or its stream is gone. Then no more deliveries are recorded."""
+    """Whether the consumer is gone, or led elsewhere. Then no more deliveries are recorded."""
+    # Makes the error of pulls while it is closed.
+    _refusal: Callable[[], ApiError] = consumer_deleted
     # Proposed commands without an outcome yet; `settle` waits for them.
     _proposed: "set[asyncio.Future[Result]]" = field(default_factory=set)
     # Selected sequences that are not proposed yet, in order; all of them are in flight.
@@ -166,9 +173,9 @@ class Dispatcher:
         self.consumer_seq = self.consumer.delivered.consumer_seq + len(self._joined)
         self.reconfigured()
 
-    def close(self) -> None:
-        """End the waiting pulls: the consumer or its stream is gone."""
-        self.closed = True
+    def close(self, refusal: Callable[[], ApiError] = consumer_deleted) -> None:
+        """End the waiting pulls with ``refusal``: no messages are delivered any more."""
+        self.closed, self._refusal = True, refusal
         self._exhaustion.close()
         self._siblings = ()
         for later in (self._join_timer, self._deadline_timer):
@@ -221,7 +228,7 @@ class Dispatcher:
         if not self.shard.machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.closed:
-            raise ApiError(errors.CONSUMER_DELETED)
+            raise self._refusal()
         if self.shard.damaged:
             raise ApiError(errors.DATA_LOST, self.shard.damaged)
 
@@ -263,7 +270,7 @@ class Dispatcher:
                 self._give_back(batch.seqs)
                 raise
             if isinstance(result, Refused):
-                raise ApiError(errors.CONSUMER_DELETED)
+                raise consumer_deleted()
         return deliveries
 
     async def _collect(self, batch: Batch) -> None:

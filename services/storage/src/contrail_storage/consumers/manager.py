@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_link.contract.streams import CreateMode
 from contrail_storage.consumers.consumer import Consumer, dispatcher_kind
 from contrail_storage.consumers.consumer_puts import ATTEMPTS, is_settled, named
-from contrail_storage.consumers.dispatcher import Dispatcher
+from contrail_storage.consumers.dispatcher import Dispatcher, consumer_deleted
 from contrail_storage.consumers.inactive import InactiveConsumers
 from contrail_storage.consumers.sharded_puts import ShardedPuts
 from contrail_storage.consumers.starts import Starts
@@ -25,8 +26,9 @@ from contrail_storage.core.results import ConsumerPut, Done, Refused, Result
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.changes import Changes, ConsumerKey, take
 from contrail_storage.replica.log_time import LogTime
+from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.replica.shard import Shard
-from contrail_storage.replica.shard_logs import ShardLog
+from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.manager import StreamManager
 from contrail_storage.streams.outcomes import begun, expect
 from contrail_storage.streams.sharded_state import bad_cursor
@@ -42,7 +44,7 @@ class ConsumerManager:
     def __init__(
         self,
         streams: StreamManager,
-        shard_log: ShardLog,
+        shard_log: ShardLogs,
         reader: Reader,
         clock: LogTime,
         changes: Changes,
@@ -91,11 +93,13 @@ class ConsumerManager:
         kind = dispatcher_kind(machine.config)
         return kind(shard, machine, self._reader, propose, self._clock.now)
 
-    def _forget(self, shard_id: int, consumer_id: int) -> None:
+    def _forget(
+        self, shard_id: int, consumer_id: int, refusal: Callable[[], ApiError] = consumer_deleted
+    ) -> None:
         known = self._consumers.get(shard_id, {})
         consumer = known.pop(consumer_id, None)
         if consumer is not None:
-            consumer.close()
+            consumer.close(refusal)
             if not known:
                 del self._consumers[shard_id]
 
@@ -265,6 +269,13 @@ class ConsumerManager:
         for consumer in self._all():
             consumer.new_term(group)
 
+    def end_term(self, group: int) -> None:
+        """End what this node did as the leader of ``group``; another node goes on with it."""
+        for consumer in self._all():
+            if consumer.stream.shards[0].group == group:
+                refusal = partial(no_leader, self._shard_log.groups[group].leader)
+                self._forget(consumer.machine.shard_id, consumer.machine.consumer_id, refusal)
+
     async def drop_inactive(self) -> None:
         """Remove consumers that nobody has used for their ``inactive_threshold``.
 
@@ -280,7 +291,7 @@ class ConsumerManager:
         """The consumer if it needs an object even when nobody uses it; None if not, or if gone."""
         stream = self._streams.stream_of(key[0])
         machine = None if stream is None else stream.shards[0].machine.consumers.get(key[1])
-        if stream is None or machine is None:
+        if stream is None or machine is None or not stream.is_led:
             return None
         config = machine.config
         # A consumer with `max_deliver` gives up on messages, even if nobody pulls.

@@ -304,11 +304,6 @@ def has_failed(done: asyncio.Future[Result]) -> bool:
     return done.cancelled() or done.exception() is not None or isinstance(done.result(), Refused)
 
 
-def no_leader() -> ApiError:
-    """The refusal of a node that may not propose."""
-    return ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False)
-
-
 def overloaded() -> ApiError:
     """The refusal of a request when too many bytes wait already."""
     message = "too many bytes are waiting to be written"

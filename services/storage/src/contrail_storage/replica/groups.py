@@ -16,7 +16,7 @@ from contrail_storage.replica.applier import Applier, NodeTimings
 from contrail_storage.replica.apply_pace import ApplyPace
 from contrail_storage.replica.entries import EntryContext
 from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.raft_port import Callbacks, Committed, Group
+from contrail_storage.replica.raft_port import Callbacks, Committed, Group, no_leader
 
 _Group = TypeVar("_Group", bound=Group)
 _log = structlog.get_logger("contrail.groups")
@@ -84,6 +84,23 @@ class Groups(Mapping[int, Group]):
         self._pace.resume()
         for proposer in self.proposers.values():
             proposer.resume()
+
+    def leads(self, number: int) -> bool:
+        """Whether this node leads a group."""
+        group = self._groups.get(number)
+        return group is not None and group.is_leader
+
+    def check_led(self, number: int, preferred: str = "") -> None:
+        """Raise NOT_LEADER for a replicated group unless this node leads it.
+
+        ``preferred`` is the member to name if this node is none. In a group of one, a request finds
+        out by itself what fails: reads go on without a leader.
+        """
+        group = self._groups.get(number)
+        if group is None:
+            raise no_leader(preferred)
+        if not (group.is_alone or group.is_leader):
+            raise no_leader(group.leader)
 
     def _commit(self, number: int, entry: Committed) -> bool:
         used_s = 0.0

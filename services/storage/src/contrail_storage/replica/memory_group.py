@@ -31,6 +31,9 @@ class MemoryEntry:
 class MemoryGroup:
     """A `Group` without a log: it leads from `start` until it resigns or stops."""
 
+    is_alone = True
+    leader = ""
+
     def __init__(self, callbacks: Callbacks) -> None:
         self.is_leader = False
         self.applied_index = 0

@@ -40,10 +40,10 @@ from contrail_storage.replica.entries import (
     EntryBuilder,
     EntryContext,
     Part,
-    no_leader,
     not_logged,
     overloaded,
 )
+from contrail_storage.replica.raft_port import no_leader
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
 """Half of the bytes that a group accepts, so that the group refuses no entry for its size."""
@@ -64,6 +64,16 @@ class Group(Protocol):
     @property
     def is_leader(self) -> bool:
         """Whether this node may propose."""
+        ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node is the only member."""
+        ...
+
+    @property
+    def leader(self) -> str:
+        """Id of the node that leads; empty if none is known."""
         ...
 
     @property
@@ -175,7 +185,7 @@ class Proposer:
 
     def _admit(self, size: int) -> asyncio.AbstractEventLoop:
         if not self.group.is_leader:
-            raise no_leader()
+            raise self.no_leader()
         waiting = self._queue_bytes + self._held_bytes
         # One request is accepted whatever its size, or the largest could never be published.
         if waiting and waiting + size > QUEUE_BYTES_MAX:
@@ -215,7 +225,7 @@ class Proposer:
         try:
             self.group.propose(data, context)
         except self.refusals:
-            context.refuse(no_leader())
+            context.refuse(self.no_leader())
         except self.busy:
             context.refuse(overloaded())
         except Exception:
@@ -289,8 +299,12 @@ class Proposer:
         """Refuse all queued requests: leadership or the log is lost, and they were not applied."""
         while self._queue:
             # What is still queued is in no entry, so its refusal is certain.
-            self._queue.popleft().give_up(no_leader())
+            self._queue.popleft().give_up(self.no_leader())
         self._queue_bytes = 0
+
+    def no_leader(self) -> ApiError:
+        """The refusal while this node does not lead the group."""
+        return no_leader(None if self.group.is_alone else self.group.leader)
 
     @property
     def problem(self) -> str:

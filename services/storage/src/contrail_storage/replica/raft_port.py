@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_storage.wal.node_log import NodeLog
 
 
@@ -41,6 +43,16 @@ class Group(Protocol):
     @property
     def is_leader(self) -> bool:
         """Whether this node leads the group and has passed on all entries of earlier terms."""
+        ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this node is the only member."""
+        ...
+
+    @property
+    def leader(self) -> str:
+        """Id of the node that leads; empty if none is known."""
         ...
 
     @property
@@ -108,3 +120,13 @@ class GroupFactory(Protocol):
     ) -> Group:
         """Make a member of a group over the node's log; ``peers`` are the other members."""
         ...
+
+
+def no_leader(leader: str | None = None) -> ApiError:
+    """The refusal of a node that may not propose.
+
+    ``leader`` is the member that leads, "" if it is not known; None in a group of one.
+    """
+    if leader is None:
+        return ApiError(errors.NOT_READY, "no leader", retry_after_s=1, applied=False)
+    return ApiError(errors.NOT_LEADER, retry_after_s=1, applied=False, leader=leader)

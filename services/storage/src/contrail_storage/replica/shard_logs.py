@@ -11,7 +11,7 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Result
 from contrail_storage.replica.content_sealing import SealingLog, seals
 from contrail_storage.replica.entries import Content, Done
-from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.shard import Shard
 
 Append = Callable[[int, Content, Done], None]
@@ -31,25 +31,25 @@ class ShardLogs:
 
     def __init__(
         self,
-        proposers: Mapping[int, Proposer],
+        groups: Groups,
         meta: MetaMachine,
         sealing: SealingLog,
         shards: Mapping[int, Shard],
     ) -> None:
         self._shards = shards
-        # By group.
-        self._proposers = proposers
+        self.groups = groups
+        """The groups that the shards' entries go to."""
         # Knows the groups of shards that are not made yet.
         self._meta = meta
         self._sealing = sealing
 
     def appending(self, shard: Shard) -> Append:
         """Return what accepts the messages of a shard; it stays the same."""
-        return self._sealing.append if seals(shard) else self._proposers[shard.group].append
+        return self._sealing.append if seals(shard) else self.groups.proposers[shard.group].append
 
     def hold(self, shard: Shard, size: int) -> None:
         """Count bytes of messages that will be appended soon: see `Proposer.hold`."""
-        self._proposers[shard.group].hold(size)
+        self.groups.proposers[shard.group].hold(size)
 
     def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose a command; the future gives its result.
@@ -62,4 +62,5 @@ class ShardLogs:
         if target is not None and target.damaged and not isinstance(command, DropStream):
             raise ApiError(errors.DATA_LOST, target.damaged, applied=False)
         group = self._meta.group_of(shard_id) if target is None else target.group
-        return self._proposers[group].command(shard_id, command)
+        self.groups.check_led(group)
+        return self.groups.proposers[group].command(shard_id, command)

@@ -25,7 +25,7 @@ from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Done, Refused, Reserved
 from contrail_storage.reading.reader import Reader
-from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.meta_log import MetaLog
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.expectations import Expectations
@@ -55,7 +55,7 @@ class StreamManager:
         node: str,
         meta: MetaMachine,
         shards: dict[int, Shard],
-        meta_log: Proposer,
+        meta_log: MetaLog,
         shard_log: ShardLogs,
         reader: Reader,
         check_serving: CheckServing,
@@ -75,6 +75,8 @@ class StreamManager:
         self._meta_log = meta_log
         # Accepts the commands of all shards, on disk and in memory.
         self._shard_log = shard_log
+        # Tells which streams this node leads. It changes only these.
+        self._groups = shard_log.groups
         self.removals = Removals(shard_log, reader)
         """Removes messages of any shard."""
         # Names the actual last message id where a publish expected another one.
@@ -136,6 +138,7 @@ class StreamManager:
                 entry,
                 shards,
                 self.node,
+                self._groups,
                 self._check_serving,
                 [self._shard_log.appending(shard) for shard in shards],
                 self._last_ids,
@@ -147,6 +150,9 @@ class StreamManager:
     def _absent(
         self, name: str, entry: StreamEntry | None, *, by_subject: bool = False
     ) -> ApiError:
+        if entry is not None and entry.stage == "listed":
+            # A stream of another node. For its own, a node goes on to what is wrong with them.
+            self._check_home(entry)
         lost = (
             entry is not None
             and entry.stage == "listed"
@@ -317,15 +323,28 @@ class StreamManager:
             in_memory,
             () if in_memory else self._groups_for(config),
         )
-        return expect(await self._meta_log.command(cmd.META_SHARD, reserve), Reserved).shard_id
+        return expect(await self._meta_log.command(reserve), Reserved).shard_id
 
     def _groups_for(self, config: StreamConfig) -> tuple[int, ...]:
-        """The group of each shard of a new stream; empty for the usual one."""
+        """The group of each shard of a new stream; empty for the usual one.
+
+        Raises NOT_LEADER if another node leads the first: only that node makes the stream.
+        """
         table = self._meta.group_table.groups.values()
         groups = choose_groups(config.shards, config.num_replicas, table, self._meta.shards_in)
-        if not groups and config.num_replicas > 1:
+        if groups:
+            self._check_led(groups[0])
+        elif config.num_replicas > 1:
             raise ApiError(errors.REPLICAS_UNSUPPORTED, applied=False)
         return groups
+
+    def _check_home(self, entry: StreamEntry) -> None:
+        """Raise NOT_LEADER unless this node leads the first shard of a stream."""
+        self._check_led(self._meta.group_of(entry.shard_id))
+
+    def _check_led(self, group: int) -> None:
+        known = self._meta.group_table.groups.get(group)
+        self._groups.check_led(group, known.members[0] if known is not None else "")
 
     async def _update(
         self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
@@ -362,12 +381,13 @@ class StreamManager:
     ) -> None:
         kept = config if config.storage == "memory" else None
         listing = cmd.ListStream(config.name, subjects, kept, incarnation)
-        expect(await self._meta_log.command(cmd.META_SHARD, listing), Done)
+        expect(await self._meta_log.command(listing), Done)
 
     async def delete(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
         async with self._lock:
             entry = self.stream(name).entry
+            self._check_home(entry)
             record = self._shards[entry.shard_id].machine.record
             assert record is not None
             # The shard decides, because it knows the version. After this command it has no stream.
@@ -379,11 +399,11 @@ class StreamManager:
     async def _drop(self, entry: StreamEntry) -> None:
         """Finish the removal of a stream, wherever it stopped."""
         unlist = cmd.UnlistStream(entry.name, entry.incarnation)
-        expect(await self._meta_log.command(cmd.META_SHARD, unlist), Done)
+        expect(await self._meta_log.command(unlist), Done)
         for shard_id in entry.shard_ids:
             await self._shard_log.command(shard_id, cmd.DropStream())
         release = cmd.ReleaseStream(entry.name, entry.incarnation)
-        expect(await self._meta_log.command(cmd.META_SHARD, release), Done)
+        expect(await self._meta_log.command(release), Done)
         self._streams.pop(entry.name, None)  # nobody may ask for it again
 
     async def reconcile_all(self) -> None:
@@ -391,7 +411,8 @@ class StreamManager:
         async with self._lock:
             await self._renew_lost()
             for seen, entry in enumerate(list(self._meta.streams.values()), start=1):
-                if not self._is_whole(entry) and entry.name not in self._restoring:
+                led = self._groups.leads(self._meta.group_of(entry.shard_id))
+                if led and not self._is_whole(entry) and entry.name not in self._restoring:
                     await self._reconcile_if_sound(entry)
                 if seen % _RECONCILED_TOGETHER == 0:
                     await asyncio.sleep(0)
@@ -408,6 +429,8 @@ class StreamManager:
     async def _reconciled(self, name: str) -> StreamEntry | None:
         """Return the meta entry of ``name`` after reconciling its stream; None if there is none."""
         entry = self._meta.streams.get(name)
+        if entry is not None:
+            self._check_home(entry)
         if entry is not None and not self._is_whole(entry):
             await self._reconcile(entry)
             entry = self._meta.streams.get(name)
@@ -439,7 +462,7 @@ class StreamManager:
         assert entry.config is not None
         incarnation = secrets.token_hex(8)
         renew = cmd.RenewStream(entry.name, incarnation, entry.incarnation)
-        shard_id = expect(await self._meta_log.command(cmd.META_SHARD, renew), Reserved).shard_id
+        shard_id = expect(await self._meta_log.command(renew), Reserved).shard_id
         await self._configure(shard_id, entry.config, incarnation)
         await self._propagate(self._meta.streams[entry.name])
 

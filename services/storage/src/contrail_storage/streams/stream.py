@@ -18,6 +18,7 @@ from contrail_link.contract.publish import PublishAck, PublishContent, PublishOu
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.replica.entries import Content, Done, Outcome, contents_of
+from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append
 from contrail_storage.store.block_store import UNREADABLE
@@ -47,8 +48,8 @@ class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
     __slots__ = (
-        "_appends", "_check_serving", "_expectations", "_last_ids", "durability", "entry",
-        "in_memory", "leader", "shards",
+        "_appends", "_check_serving", "_expectations", "_groups", "_last_ids", "durability",
+        "entry", "in_memory", "leader", "shards",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class Stream:
         entry: StreamEntry,
         shards: list[Shard],
         leader: str,
+        groups: Groups,
         check_serving: CheckServing,
         appends: list[Append],
         last_ids: LastIds,
@@ -71,6 +73,8 @@ class Stream:
         """Name of the node that serves it."""
         self.durability = "memory" if self.in_memory else "fsync"
         """The guarantee of its publish acks."""
+        # Knows whether this node leads the group of the shards.
+        self._groups = groups
         self._check_serving = check_serving
         # By shard: accepts its messages, and seals them if the stream needs that.
         self._appends = dict(zip(shards, appends, strict=True))
@@ -124,8 +128,18 @@ class Stream:
                 raise data_lost(shard)
         return self.shards
 
+    @property
+    def is_led(self) -> bool:
+        """Whether this node leads the stream's shards."""
+        return self._groups.leads(self.shards[0].group)
+
+    def check_led(self) -> None:
+        """Raise NOT_LEADER if the stream is replicated and another node leads it."""
+        self._groups.check_led(self.shards[0].group)
+
     def check_writable(self) -> None:
         """Raise ApiError while the stream accepts no changes."""
+        self.check_led()
         self._check_serving(in_memory=self.in_memory)
 
     def publish(self, content: PublishContent, done: Callable[[PublishOutcome], None]) -> None:

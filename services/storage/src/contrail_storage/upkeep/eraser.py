@@ -30,7 +30,7 @@ from contrail_storage.core.erasures import Erasure, ErasureLedger
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.results import Done, Removed
 from contrail_storage.reading.reader import Reader
-from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.meta_log import MetaLog
 from contrail_storage.replica.shard import Shard, check_removal
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.rocks_store import StoreClosedError, StoreError
@@ -91,7 +91,7 @@ class Erasures:
         ledger: ErasureLedger,
         streams: StreamManager,
         reader: Reader,
-        meta_log: Proposer,
+        meta_log: MetaLog,
         shard_log: ShardLog,
         clock_ns: Callable[[], int],
         shredder: Shredder,
@@ -141,7 +141,7 @@ class Erasures:
             shredded,
         )
         try:
-            expect(await self._meta_log.command(cmd.META_SHARD, record), Done)
+            expect(await self._meta_log.command(record), Done)
         except ApiError as error:
             # The messages are deleted already.
             raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
@@ -242,7 +242,7 @@ class Erasures:
         for start in range(0, max(len(ids), 1), _FINISHED_TOGETHER):
             some = ids[start : start + _FINISHED_TOGETHER]
             finish = cmd.FinishErasures(some, self._node_id, self._clock_ns())
-            expect(await self._meta_log.command(cmd.META_SHARD, finish), Done)
+            expect(await self._meta_log.command(finish), Done)
         for erasure_id in ids:
             self.reasons.pop(erasure_id, None)
         changed, self._changed = self._changed, asyncio.Event()

@@ -5,7 +5,7 @@ shard when that has passed, or after a change. Shards in which nothing happens c
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import structlog
@@ -43,6 +43,7 @@ class Housekeeper:
         shard_log: ShardLog,
         shards: Mapping[int, Shard],
         changed: set[int],
+        leads: Callable[[int], bool],
         clock: LogTime,
         due: DueMessages,
     ) -> None:
@@ -56,6 +57,8 @@ class Housekeeper:
         self._shards = shards
         # Ids of shards that changed. The applier adds to it, a tick empties it.
         self._changed = changed
+        # Whether this node leads a group. Only then, something is done in its shards.
+        self._leads = leads
         # Reads log time.
         self._clock = clock
         # Finds single messages that are due.
@@ -99,7 +102,8 @@ class Housekeeper:
         if shard is None:
             self._failing.pop(shard_id, None)
             self._paused.leave(shard_id)
-        at_ns = NO_DEADLINE if shard is None else due_ns(shard)
+        led = shard is not None and self._leads(shard.group)
+        at_ns = due_ns(shard) if shard is not None and led else NO_DEADLINE
         if at_ns == NO_DEADLINE:
             self._agenda.leave(shard_id)
         elif shard_id not in self._failing:
@@ -131,9 +135,9 @@ class Housekeeper:
 
     async def _look_at(self, shard: Shard, now_ns: int) -> None:
         shard_id = shard.machine.shard_id
-        if not self._streams.is_listed(shard_id):
+        if not (self._streams.is_listed(shard_id) and self._leads(shard.group)):
             self._failing.pop(shard_id, None)
-            return  # a shard is noted as changed once its stream is listed
+            return  # it is noted as changed once its stream is listed, or this node leads it
         try:
             await self._check(shard, now_ns)
         except StoreFailedError as error:
