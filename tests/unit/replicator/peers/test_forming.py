@@ -163,7 +163,7 @@ def test_a_node_that_lost_its_disk_says_so_and_stays_outside() -> None:
     net.run_until(lambda: all_formed(nodes))
     lost = nodes[0]
     lost.crash()
-    lost.disk = Membership()
+    lost.disk, lost.boots = Membership(), 0
     net.run_until(lambda: bool(lost.obstacles))
     assert lost.obstacles == [("b is part of a formed cluster, and this folder is empty", True)]
     net.run(5)

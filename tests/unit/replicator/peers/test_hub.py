@@ -256,6 +256,27 @@ def test_a_copy_of_a_node_is_refused() -> None:
     assert a.hub._accepted["b", Channel.CONTROL].peer.process == b.node.process  # type: ignore[union-attr]
 
 
+def test_a_node_that_lost_its_disk_is_heard_once_its_old_process_is_gone() -> None:
+    net = SimNet()
+    a, b, _ = cluster(net)
+    b.hub.become(replace(b.node, boots=7))
+    net.run_until(lambda: a.reaches("b") and b.reaches("a"))
+    wiped = Peer(net, "b")
+    wiped.node = replace(b.node, cluster_id=NO_CLUSTER, incarnation=0, boots=1, process=5)
+    with capture_logs() as logs:
+        wiped.start()
+        net.run(2)
+    sentence = "b is connected already, and its folder is not empty"
+    assert sentence in reasons(logs, "peer_refused")
+    b.hub.stop()
+    # Both processes of this test have one name, which the crash of the first one would end.
+    wiped.hub.send("a", Channel.CONTROL, EARLY, 0, [b"too soon"])
+    net.run_until(lambda: wiped.hub.send("a", Channel.CONTROL, EARLY, 0, [b"I lost my disk"]), 20)
+    net.run(1)
+    assert a.got[-1] == ("b", Channel.CONTROL, 0, b"I lost my disk")
+    assert not a.reaches("b")
+
+
 def test_before_the_cluster_is_formed_only_its_formation_is_spoken_of() -> None:
     net = SimNet()
     a, b = pair(net, cluster_id=NO_CLUSTER)

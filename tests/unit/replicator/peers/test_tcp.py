@@ -19,6 +19,7 @@ from contrail_replicator.peers.certificates import PeerTls, loaded_tls, made_tls
 from contrail_replicator.peers.frames import BODY_BYTES_MAX, Channel, Frame
 from contrail_replicator.peers.hub import Node, PeerHub
 from contrail_replicator.peers.tcp import PeerSockets
+from tests.support.slices import assert_no_stall
 
 KEY = bytes(32)
 CLUSTER = b"c" * 16
@@ -96,6 +97,22 @@ async def talk(a: Peer, b: Peer) -> None:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_nodes_talk(encrypted: bool) -> None:
     with_nodes(talk, made_tls if encrypted else lambda _: None)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_no_step_of_the_largest_frame_is_long(encrypted: bool) -> None:
+    async def scene(a: Peer, b: Peer) -> None:
+        await wait_until(lambda: "b" in a.up)
+        body = bytes(BODY_BYTES_MAX[Channel.APPEND])
+
+        async def send() -> None:
+            b.got.clear()
+            assert a.hub.send("b", Channel.APPEND, NOTE, 1, [body])
+            await wait_until(lambda: bool(b.got))
+
+        await assert_no_stall(send)
+
+    with_nodes(scene, made_tls if encrypted else lambda _: None)
 
 
 # Certificates of an operator ---------------------------------------------------------------------

@@ -196,7 +196,12 @@ class PeerHub:
         self.check(hello, names)
         own = self.node.hello(hello.name, hello.channel)
         common_protocol(own, hello)
-        self._newest[hello.name] = _Start(hello.incarnation, hello.boots, hello.process)
+        if self.is_member(hello):
+            self._newest[hello.name] = _Start(hello.incarnation, hello.boots, hello.process)
+            return own
+        connected = self._accepted.get((hello.name, hello.channel))
+        if connected is not None and connected.peer is not None and self.is_member(connected.peer):
+            raise HandshakeError(f"{hello.name} is connected already, and its folder is not empty")
         return own
 
     def check(self, hello: Hello, names: frozenset[str] | None) -> None:
@@ -214,7 +219,8 @@ class PeerHub:
         if hello.channel is not Channel.CONTROL and not self.is_member(hello):
             raise HandshakeError(f"{name} and {self.node.name} are not of one cluster yet")
         newest = self._newest.get(name)
-        if newest is None:
+        # A node that lost its disk counts from the beginning, and may say so.
+        if newest is None or not self.is_member(hello):
             return
         if hello.incarnation < newest.incarnation:
             raise HandshakeError(
