@@ -81,7 +81,7 @@ def test_stream_of_which_nothing_is_left_continues_after_its_last_sequence() -> 
 
 def test_messages_whose_subject_has_no_name_any_more_are_lost() -> None:
     rig = made(subjects("a", "b", "a", "c", "d"))
-    rig.store.write([("delete", keys.small_key(keys.SUBJECT_NAME, SHARD, 1))])
+    rig.store.write([("put", keys.small_key(keys.SUBJECT_NAME, SHARD, 0), b"a\0\0c\0d")])
     rig.restart()
     assert rig.recount() == (1, [(2, 2)])
     assert live(rig) == [1, 3, 4, 5]

@@ -638,6 +638,7 @@ def test_machine_is_the_naive_stream_when_numbers_of_subjects_come_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     make_pages_small(monkeypatch)
+    monkeypatch.setattr(subject_table, "PAGE", 4)
     monkeypatch.setattr(subject_names, "RUN", 8)
     monkeypatch.setattr(subject_names, "END", 48)
     explore(RoundComparison)

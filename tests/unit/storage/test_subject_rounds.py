@@ -138,6 +138,7 @@ def test_archive_with_numbers_above_two_to_the_31_is_restored() -> None:
 def test_new_subject_is_refused_where_no_number_is_left_and_known_ones_go_on(
     monkeypatch: pytest.MonkeyPatch, atomic: bool
 ) -> None:
+    monkeypatch.setattr(subject_table, "PAGE", 4)
     monkeypatch.setattr(subject_names, "RUN", 8)
     monkeypatch.setattr(subject_names, "END", 16)
     rig = stream(0)

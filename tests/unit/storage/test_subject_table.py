@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
-from contrail_storage.core.subjects import layout, packed_names, subject_table
+from contrail_storage.core.subjects import layout, name_rows, packed_names, subject_table
 from contrail_storage.core.subjects.subject_table import PAGE, SubjectTable
 from tests.unit.storage.machine_rig import SHARD, RowStore
 
@@ -26,7 +27,7 @@ class Kept:
         """One message for each name, in one entry."""
         self.index += 1
         writes = Writes()
-        sids = np.array([self.table.number(name, writes) for name in names], np.uint32)
+        sids = np.array([self.table.number(name) for name in names], np.uint32)
         self.table.add_run(sids, self.seq + 1, Step(self.index, 0, writes))
         self.seq += len(names)
         self.store.write(writes.rows)
@@ -48,6 +49,27 @@ class Kept:
         self.table = SubjectTable(SHARD)
         scan = self.store.scan
         self.table.load(scan(b"N"), scan(b"P"), scan(b"p"))
+
+    def pack(self) -> None:
+        """Pack the names, one page after the other, as before the content of files is erased."""
+        while self.table.has_unpacked:
+            writes = Writes()
+            self.table.pack_names(1, writes)
+            self.store.write(writes.rows)
+
+    def stored_names(self) -> list[str]:
+        """All names in rows."""
+        rows = [row for key, row in self.store.scan(b"N") if key[5:] != b"\xff\xff\xff\xff"]
+        return [name for row in rows for name in row.decode().split("\0") if name]
+
+    def restart_from_before(self) -> None:
+        """Restart with the names as earlier versions wrote them: a row for each live name."""
+        for key, _ in self.store.scan(b"N"):
+            if key[5:] != b"\xff\xff\xff\xff":
+                del self.store.rows[key]
+        for sid, name in self.table.live():
+            self.store.rows[keys.small_key(b"N", SHARD, sid)] = name.encode()
+        self.restart()
 
     def move(self) -> None:
         """Out of this table and into a new one, as an archive does."""
@@ -171,6 +193,42 @@ def test_pages_are_folded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
         assert reopened.content() == kept.content()
 
 
+def test_names_of_a_command_are_one_row_for_each_page_until_a_fold_packs_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = Kept()
+    kept.add("a", "b", "é")
+    kept.add("d")
+    kept.add(*names(4, PAGE + 2))
+    assert [row[:9] for _, row in kept.store.scan(b"N")][:2] == ["a\0b\0é".encode(), b"d"]
+    assert len(kept.store.scan(b"N")) == 4
+    kept.remove("b")
+    assert "b" in kept.stored_names()
+    before = kept.content()
+    kept.restart()
+    assert kept.content() == before
+    monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 1)
+    kept.add("a")
+    assert len(kept.store.scan(b"N")) == 2
+    assert kept.stored_names() == ["a", "é", "d", *names(4, PAGE + 2)]
+    assert not kept.table.has_unpacked
+    kept.restart()
+    assert not kept.table.has_unpacked
+    assert kept.content().keys() == before.keys()
+
+
+def test_fewer_pages_are_folded_together_when_names_are_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 2)
+    monkeypatch.setattr(subject_table, "_FOLDED_BYTES", 50 * PAGE)
+    kept = Kept()
+    kept.add(*[f"{name}.{'x' * 150}" for name in names(0, 3 * PAGE)])
+    for pages in (1, 2, 3):
+        kept.add("s.0." + "x" * 150)
+        assert len(kept.store.scan(b"P")) == pages
+
+
 def test_page_without_a_live_subject_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject_table, "_DELTA_ROWS_MAX", 1)
     kept = Kept()
@@ -233,7 +291,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.lists(st.integers(0, 30), min_size=1, max_size=6)),
         st.tuples(st.just("remove"), st.integers(1, 8)),
-        st.tuples(st.sampled_from(["keep last", "restart", "clear", "restore"]), st.none()),
+        st.tuples(st.sampled_from(["keep last", "clear", "move"]), st.none()),
+        st.tuples(st.sampled_from(["restart", "restart_from_before", "pack"]), st.none()),
     ),
     max_size=40,
 )
@@ -245,10 +304,10 @@ def test_table_agrees_with_a_dict_however_subjects_come_and_go(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject_table, "PAGE", 4)
+        patch.setattr(name_rows, "_LOADED", 5)
         patch.setattr(subject_table, "PART", 3)
         patch.setattr(subject_table, "_DELTA_ROWS_MAX", 3)
         patch.setattr(subject_table, "_FOLDED_TOGETHER", 2)
-        patch.setattr(subject_table, "_LOADED", 5)
         patch.setattr(packed_names, "CHUNK", 4)
         patch.setattr(packed_names, "_PIECE", 8)
         patch.setattr(layout, "CHUNK", 4)
@@ -280,10 +339,10 @@ def _agrees(steps: list[tuple[str, list[int] | int | None]]) -> None:
         elif what == "clear":
             kept.clear()
             held = {}
-        elif what == "restart":
-            kept.restart()
-        elif what == "restore":
-            kept.move()
+        else:
+            getattr(kept, what)()
+        if what == "pack":
+            assert sorted(kept.stored_names()) == sorted(held)
         held = {name: seqs for name, seqs in held.items() if seqs}
         sids = {name: sid for name, sid in sids.items() if name in held}
         for name in sorted(held.keys() - sids.keys(), key=lambda one: kept.table.ids[one]):
@@ -376,11 +435,11 @@ def test_new_layout_takes_the_names_of_a_few_slots_at_a_time(
 
 
 def test_subject_takes_little_memory() -> None:
-    writes, table = Writes(), SubjectTable(SHARD)
+    table = SubjectTable(SHARD)
     tracemalloc.start()
     for number in range(20_000):
-        table.number(f"orders.r{number % 8}.{number:06}.e1", writes)
-        writes.rows.clear()
+        name = f"orders.r{number % 8}.{number:06}.e1"
+        table.add_one(name, number + 1, Step(number, 0, Writes()))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(table) == 20_000

@@ -10,7 +10,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``G`` | u64 first sequence covered | page of index rows |
 | ``M`` | - | stream record: configuration and identity |
 | ``S`` | - | counters |
-| ``N`` | u32 subject id | subject name |
+| ``N`` | u32 subject id | names of this and the following subjects, separated by NUL |
 | ``P`` / ``p`` | u32 page / u64 index | subject state: page / delta |
 | ``D`` | u64 index | message ids of one entry |
 | ``T`` | u64 page | deleted sequences of one page |

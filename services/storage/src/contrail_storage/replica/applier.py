@@ -330,7 +330,10 @@ class Applier:
     def written(self, jobs: list[Job]) -> None:
         """Note that jobs reached the store. Runs on the event loop."""
         for job in jobs:
-            if isinstance(job, (PageJob, RowJob)):
+            if isinstance(job, PageJob):
+                continue
+            if isinstance(job, RowJob):
+                job.written.set()
                 continue
             if isinstance(job, MergeJob):
                 self._blocks.written(job.shard_id, job.merged)
@@ -353,7 +356,7 @@ class Applier:
         for job in jobs:
             if isinstance(job, WriteJob):
                 self.unwritten_bytes -= job.bytes
-            elif isinstance(job, RewriteJob):
+            elif isinstance(job, (RewriteJob, RowJob)):
                 job.lost = True
                 job.written.set()
         self._on_written()
@@ -449,7 +452,25 @@ class Applier:
         # may be written after those below the head were removed.
         failed = self._writer.failed and not keys.is_in_memory(shard_id)
         if not failed and facts.end_seq > shard.machine.counters.first_seq:
-            self._hand_over(RowJob(shard_id, window_row(shard_id, facts)))
+            self._hand_over(RowJob(shard_id, [window_row(shard_id, facts)]))
+
+    def pack_names(self, shard_id: int, pages: int) -> RowJob | None:
+        """Write names of subjects without those of dead ones; None when all rows are like that.
+
+        At most ``pages`` at a time. Raises StoreFailedError when the store has failed.
+        """
+        shard = self.shards.get(shard_id)
+        # The state of a stopped shard may be partly changed.
+        if shard is None or shard.stopped or not shard.machine.subjects.has_unpacked:
+            return None
+        self._behind.flush()  # otherwise earlier rows would be written after these
+        if self._writer.failed and not keys.is_in_memory(shard_id):
+            raise StoreFailedError("the store is not accepting writes")
+        writes = Writes()
+        shard.machine.subjects.pack_names(pages, writes)
+        job = RowJob(shard_id, writes.rows)
+        self._hand_over(job)
+        return job
 
     def _hand_over(self, job: MergeJob | RewriteJob | RowJob) -> None:
         """Write blocks in the place of others: now if possible, otherwise on its thread."""

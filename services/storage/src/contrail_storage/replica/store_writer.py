@@ -100,12 +100,15 @@ class PageJob:
     bytes: ClassVar[int] = 0
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class RowJob:
-    """A row of a shard that is derived from others, so that no entry has it."""
+    """Rows of a shard that are derived from others, so that no entry has them."""
 
     shard_id: int
-    row: Row
+    rows: list[Row]
+    written: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the rows are in the store, or will never be (``lost``)."""
+    lost: bool = False
     bytes: ClassVar[int] = 0
 
 
@@ -284,7 +287,7 @@ class StoreWriter:
                 operations += self._page_rows(job)
                 continue
             if isinstance(job, RowJob):
-                operations.append(job.row)
+                operations += job.rows
                 continue
             if isinstance(job, MergeJob):
                 for gone in job.gone:

@@ -20,7 +20,7 @@ from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.changes import take
 from contrail_storage.replica.shard import Shard, in_memory_first
-from contrail_storage.replica.store_writer import RewriteJob
+from contrail_storage.replica.store_writer import RewriteJob, RowJob
 from contrail_storage.store.block_store import (
     UNREADABLE,
     BlockSpan,
@@ -31,6 +31,8 @@ from contrail_storage.upkeep.backoff import Backoff
 
 _PAUSE_BLOCKS: Final = 64
 _RETRY_MAX_S: Final = 60.0
+_PACKED_TOGETHER: Final = 16
+"""Pages of names that are written in one step."""
 _WRITTEN_TOGETHER: Final = 32
 """Rewritten blocks that wait in memory for the writer, at most."""
 _log = structlog.get_logger("contrail.compact")
@@ -244,12 +246,20 @@ class Compactor:
     # Everything at once --------------------------------------------------------------------------
 
     async def empty(self, shard: Shard) -> bool:
-        """Remove the content of deleted messages from all blocks of the shard.
+        """Remove the content of deleted messages from all blocks of the shard, and their names.
 
         Blocks keep their sequences, including blocks that wait for a merge. Returns when all is
         written: True, or False when a block is unreadable.
         """
-        jobs: list[RewriteJob] = []
+        jobs: list[RewriteJob | RowJob] = []
+        while shard.machine.exists:
+            packed = self._applier.pack_names(shard.machine.shard_id, _PACKED_TOGETHER)
+            if packed is None:
+                break
+            jobs.append(packed)
+            if len(jobs) == _WRITTEN_TOGETHER:
+                await _all_written(jobs)
+            await asyncio.sleep(0)
         seq = checked = 0
         while (found := self._find(shard, seq)) is not None:
             checked += 1
@@ -275,7 +285,7 @@ class Compactor:
         return not shard.damaged
 
 
-async def _all_written(jobs: list[RewriteJob]) -> None:
+async def _all_written(jobs: list[RewriteJob | RowJob]) -> None:
     for job in jobs:
         await job.written.wait()
         if job.lost:

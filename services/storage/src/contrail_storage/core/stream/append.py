@@ -235,7 +235,7 @@ def _number_all(
     used[subject_index] = True
     numbers = np.zeros(len(command.subjects), np.uint32)
     for number in np.flatnonzero(used).tolist():
-        numbers[number] = state.subjects.number(command.subjects[number], step.writes)
+        numbers[number] = state.subjects.number(command.subjects[number])
     return numbers[subject_index]
 
 

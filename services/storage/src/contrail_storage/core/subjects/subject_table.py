@@ -23,19 +23,19 @@ that it took (with ``base``): names of subjects that were removed meanwhile are 
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from contrail_common.arrays import distinct
-from contrail_common.texts import I64Array, Texts, U32Array, offsets_of
+from contrail_common.texts import I64Array, Texts, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects import subject_names
 from contrail_storage.core.subjects.layout import Layout
-from contrail_storage.core.subjects.packed_names import CHUNK
+from contrail_storage.core.subjects.name_rows import NEXT_ID, NameRows
 from contrail_storage.core.subjects.subject_ids import SubjectIds
 from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
 
@@ -50,19 +50,15 @@ The system adds memory to them only where it is used.
 """
 _FEW: Final = 32
 """Up to so many subjects are loaded one by one."""
-_LOADED: Final = 16 * CHUNK
-"""Names that are loaded together."""
 _DELTA_BYTES_MIN: Final = 1 << 20
 _DELTA_ROWS_MAX: Final = 4_096
 _PAGE_BYTES: Final = PAGE * 20
 _FOLDED_TOGETHER: Final = 16
-"""Pages that one delta row writes: 0.2 ms."""
-_NEXT_ID_ROW: Final = 0xFFFF_FFFF
-"""The number in the key of the row that keeps the next number over a restart.
-
-The row has the next number, and in later runs also the end of its run: u32 each.
-"""
+"""Pages that one delta row writes: 0.2 ms, or 1 ms if their names have changed."""
+_FOLDED_BYTES: Final = 1 << 20
+"""With longer pages, fewer are written together."""
 _ONE: Final = struct.Struct("<IqqI")
+_NONE_LEFT: Final = bytes(4)
 _DELTA_END: Final = struct.Struct(">QI")
 """End of the key of a delta row: log index, and the number of the row."""
 
@@ -82,7 +78,7 @@ class SubjectTable:
         self.counts = np.zeros(_SLOTS_MIN, np.uint32)  # messages; 0: the slot is dead
         self.unsettled: set[int] = set()
         """Numbers of the subjects whose ``last`` is only an upper bound."""
-        self._delta_prefix = keys.shard_key(keys.SUBJECT_DELTA, shard_id)
+        self._delta_prefix = keys.shard_key(keys.SUBJECT_DELTA, shard_id)  # of the delta rows' keys
         self._dirty_pages: set[int] = set()  # pages whose rows are older than a delta row
         self._delta_bytes = 0  # in the delta rows of these pages
         self._delta_rows = 0  # how many these are
@@ -90,6 +86,8 @@ class SubjectTable:
         self._folding: list[int] = []  # pages to write before earlier delta rows are removed
         self._folded_end = b""  # the end of the keys of these rows
         self._dead = 0  # slots without a subject
+        self._name_rows = NameRows(shard_id, PAGE)  # which pages have names to write again
+        self._unnamed: list[str] = []  # new subjects of this command, whose names have no row yet
         self._layout: Layout | None = None  # the next one, begun for the slots of `numbered`
         self.rounds = 0
         """Number of runs begun so far. A cache by subject number is valid only within one run."""
@@ -149,18 +147,21 @@ class SubjectTable:
         names = compress(self.numbered.texts, (counts > 0).tolist())
         return zip(sids, (name for name in names if name), strict=True)
 
-    def number(self, subject: str, writes: Writes) -> int:
-        """Return the number of a subject. A new subject gets its number now."""
-        sid = self.ids.get(subject)
-        return self._register(subject, writes) if sid is None else sid
+    def number(self, subject: str) -> int:
+        """Return the number of a subject. A new subject gets its number now.
 
-    def _register(self, subject: str, writes: Writes) -> int:
+        Its name is written when its first message is counted, which must follow.
+        """
+        sid = self.ids.get(subject)
+        return self._register(subject) if sid is None else sid
+
+    def _register(self, subject: str) -> int:
         """Give the subject the next number, and the last slot."""
         assert self.numbered.left, "no capacity was reserved for new subjects"
         sid = self.numbered.append(subject)
         self.ids.add(subject, sid)
         self._grow()
-        writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), subject.encode())
+        self._unnamed.append(subject)
         return sid
 
     # Runs of numbers ------------------------------------------------------------------------------
@@ -180,6 +181,7 @@ class SubjectTable:
         run = self._next_run(subjects)
         if run is not None:
             self.rounds += 1
+            self._name_rows.drop_run(*run, writes)
             self._lay_out(*run)
             self._put_next_id(writes)
 
@@ -216,7 +218,7 @@ class SubjectTable:
 
     def add_one(self, subject: str, seq: int, step: Step) -> int:
         """Count one message of a subject; return its number. A new subject gets it now."""
-        sid = self.number(subject, step.writes)
+        sid = self.number(subject)
         at = self.numbered.slot(sid)
         if self.counts[at] == 0:
             self.first[at] = seq
@@ -364,7 +366,7 @@ class SubjectTable:
         self._put_next_id(writes)
 
     def _put_next_id(self, writes: Writes) -> None:
-        key = keys.small_key(keys.SUBJECT_NAME, self.shard_id, _NEXT_ID_ROW)
+        key = keys.small_key(keys.SUBJECT_NAME, self.shard_id, NEXT_ID)
         row = self.next_id.to_bytes(4, "little")
         if self.numbered.origin:
             row += self.numbered.origin.to_bytes(4, "little")
@@ -381,8 +383,8 @@ class SubjectTable:
         self.unsettled.discard(sid)
         # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
-        writes.delete(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid))
-        # The highest number has lost its row, and a start would give it to another subject.
+        self._name_rows.note_dead(sid)
+        # The highest number will lose its row, and a start would give it to another subject.
         if sid == self.next_id - 1:
             self._put_next_id(writes)
 
@@ -451,6 +453,9 @@ class SubjectTable:
         self._write_delta(row, step)
 
     def _write_delta(self, row: bytes, step: Step) -> None:
+        if self._unnamed:
+            names, self._unnamed = self._unnamed, []
+            self._name_rows.add(self.numbered.number(self.size - len(names)), names, step.writes)
         # Several commands of one entry write one row each: the number tells them apart.
         index, number = self._delta_end
         self._delta_end = step.index, number + 1 if index == step.index else 1
@@ -482,9 +487,11 @@ class SubjectTable:
         Until then a page may be newer than these rows. But all changes after them are in later
         rows, which are loaded after them.
         """
-        for page in self._folding[-_FOLDED_TOGETHER:]:
-            self._write_page(page, writes)
-        del self._folding[-_FOLDED_TOGETHER:]
+        written = 0
+        for _ in range(min(_FOLDED_TOGETHER, len(self._folding))):
+            written += self._write_page(self._folding.pop(), writes)
+            if written > _FOLDED_BYTES:
+                break
         if not self._folding:
             writes.delete_range(self._delta_prefix, self._folded_end)
 
@@ -495,17 +502,36 @@ class SubjectTable:
         self._dirty_pages.clear()
         self._folding.clear()
         self._delta_bytes = self._delta_rows = 0
+        self._name_rows.clear()
 
-    def _write_page(self, page: int, writes: Writes) -> None:
+    def pack_names(self, pages: int, writes: Writes) -> None:
+        """Write the names of some pages without those of dead subjects; see `has_unpacked`."""
+        for page in list(islice(self._name_rows.changed, pages)):
+            self._name_rows.pack(page, self.numbered, self._live_of(page), writes)
+
+    @property
+    def has_unpacked(self) -> bool:
+        """Whether rows may have names of dead subjects."""
+        return bool(self._name_rows.changed)
+
+    def _live_of(self, page: int) -> I64Array:
+        """The slots of a page's live subjects."""
         low = self.numbered.slot_from(page * PAGE)
         high = self.numbered.slot_up_to((page + 1) * PAGE - 1)
         # Without dead ones: which of them still have slots depends on when the arrays were made.
-        live = np.flatnonzero(self.counts[low:high]) + low
+        live: I64Array = np.flatnonzero(self.counts[low:high]) + low
+        return live
+
+    def _write_page(self, page: int, writes: Writes) -> int:
+        """Write a page and, if they have changed, its names; return the bytes."""
+        live = self._live_of(page)
         key = keys.small_key(keys.SUBJECT_PAGE, self.shard_id, page)
-        if len(live):
-            writes.put(key, self._row(live))
+        row = self._row(live)
+        if row:
+            writes.put(key, row)
         else:
             writes.delete(key)
+        return len(row) + self._name_rows.pack(page, self.numbered, live, writes)
 
     def _row(self, at: I64Array) -> bytes:
         sids = self.numbered.numbers(at).astype(np.uint32)
@@ -522,7 +548,7 @@ class SubjectTable:
         self.ids.clear()
         for sid, name in self.live():
             self.ids.add(name, sid)
-            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), name.encode())
+            self._name_rows.note_page(sid // PAGE)
         for page in {sid // PAGE for sid, _ in self.live()}:
             self._write_page(page, writes)
         self._put_next_id(writes)
@@ -540,7 +566,7 @@ class SubjectTable:
     @property
     def next_of_archive(self) -> int:
         """A number above all in blocks: the next one of a table restored from this table."""
-        return _NEXT_ID_ROW if self.numbered.origin else self.next_id
+        return NEXT_ID if self.numbered.origin else self.next_id
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
         """Add subjects of another table; their numbers are above all numbers here."""
@@ -550,9 +576,9 @@ class SubjectTable:
         self._grow()
         for sid, name in zip(sids.tolist(), names, strict=True):
             self.ids.add(name, sid)
-            writes.put(keys.small_key(keys.SUBJECT_NAME, self.shard_id, sid), name.encode())
         self._load_rows([row])
         for page in distinct(sids // PAGE).tolist():
+            self._name_rows.note_page(page)
             self._write_page(page, writes)
 
     def restore_next_id(self, next_id: int, writes: Writes) -> None:
@@ -569,65 +595,59 @@ class SubjectTable:
         deltas: Iterable[tuple[bytes, bytes]],
     ) -> None:
         """Load the state from its rows, given as (key, value) in key order."""
-        self._load_names(iter(names))
+        delta_rows = [row for _, row in deltas]
+        self._load_names(iter(names), _dead_in(delta_rows))
         self._load_rows(row for _, row in pages)
-        delta_rows = list(deltas)
         if delta_rows:
-            sids = self._load_rows(row for _, row in delta_rows)
+            sids = self._load_rows(delta_rows)
             self._dirty_pages.update(distinct(sids // PAGE).tolist())
-            self._delta_bytes = sum(len(row) for _, row in delta_rows)
+            self._delta_bytes = sum(map(len, delta_rows))
             self._delta_rows = len(delta_rows)
+        # Rows of an earlier version have one name each.
+        self._dirty_pages.update(self._name_rows.changed)
 
-    def _load_names(self, rows: Iterator[tuple[bytes, bytes]]) -> None:
-        parts: list[tuple[U32Array, Texts]] = []
-        next_id = origin = 0
-        while some := list(islice(rows, _LOADED)):
-            few = not parts and len(some) <= _FEW and len(some) < _LOADED
-            if few and self._load_few_names(some):
+    def _load_names(self, rows: Iterator[tuple[bytes, bytes]], dead: set[int]) -> None:
+        some = list(islice(rows, _FEW + 1))
+        if sum(row.count(b"\0") + 1 for _, row in some) <= _FEW:
+            found = self._name_rows.load_few(some, dead)
+            if self._load_few_names(found):
                 return
-            if keys.last_number(some[-1][0], 4) == _NEXT_ID_ROW:  # the last of all
-                _, value = some.pop()
-                next_id = int.from_bytes(value[:4], "little")
-                origin = int.from_bytes(value[4:], "little")
-            part = np.frombuffer(b"".join([key[-4:] for key, _ in some]), ">u4").astype(np.uint32)
-            names = [name for _, name in some]
-            parts.append((part, Texts(offsets_of(map(len, names), len(names)), b"".join(names))))
-        if not parts:
-            return  # the table is empty, as it was made
-        self.ids.fill((texts.each(), part) for part, texts in parts)
+        parts: list[tuple[U32Array, Texts]] = []
+
+        def each() -> Iterator[tuple[list[str], U32Array]]:
+            for part in self._name_rows.load(chain(some, rows), dead):
+                parts.append((part.sids, part.texts))
+                yield part.names, part.sids
+
+        self.ids.fill(each())
+        next_id, origin = self._name_rows.next_id, self._name_rows.origin
         self._use_names(SubjectNames.of_rows(parts, next_id, origin))
         self._make_arrays()
         self._dead = self.size - len(self.ids)
 
-    def _load_few_names(self, rows: list[tuple[bytes, bytes]]) -> bool:
-        """Load the rows of names as `_load_names` does; False for one of the rarer cases.
+    def _load_few_names(self, found: list[tuple[int, str]]) -> bool:
+        """Load few names as `_load_names` does; False for one of the rarer cases.
 
         Most streams have few subjects. Arrays of them would take most of the time of a start.
         """
-        sids = [keys.last_number(key, 4) for key, _ in rows]
-        next_id = 0
-        if sids[-1] == _NEXT_ID_ROW:
-            _, value = rows[sids.index(_NEXT_ID_ROW)]
-            if any(value[4:]):
-                return False  # in a later run of numbers
-            next_id = int.from_bytes(value[:4], "little")
-            sids.pop()
-        next_id = max(next_id, sids[-1] + 1) if sids else next_id
-        first = sids[0] if sids else next_id
-        if (next_id - first) * 3 > len(sids) * 4:
+        if self._name_rows.origin:
+            return False  # in a later run of numbers
+        next_id = self._name_rows.next_id
+        next_id = max(next_id, found[-1][0] + 1) if found else next_id
+        first = found[0][0] if found else next_id
+        if (next_id - first) * 3 > len(found) * 4:
             return False  # not every number from the first on has a slot
         numbered = SubjectNames(first)
-        for sid, (_, value) in zip(sids, rows, strict=False):
+        for sid, name in found:
             while numbered.next_id < sid:
                 numbered.texts.append(None)
-            name = value.decode()
             numbered.append(name)
             self.ids.add(name, sid)
         while numbered.next_id < next_id:
             numbered.texts.append(None)
         self._use_names(numbered)
         self._grow()
-        self._dead = self.size - len(sids)
+        self._dead = self.size - len(found)
         return True
 
     def _load_few_rows(self, rows: list[bytes]) -> U32Array:
@@ -670,3 +690,18 @@ class SubjectTable:
         self.unsettled.update(self.numbered.numbers(unsettled).tolist())
         self.last[unsettled] = np.abs(self.last[unsettled])
         return sids
+
+
+def _dead_in(rows: list[bytes]) -> set[int]:
+    """The numbers whose last row in ``rows`` says that the subject has no messages."""
+    dead = set[int]()
+    for row in rows:
+        count = len(row) // _ONE.size
+        sids, counts = np.frombuffer(row, np.uint32, count), row[-4 * count :]
+        if not dead and _NONE_LEFT not in counts:
+            continue
+        left = np.frombuffer(counts, np.uint32)
+        # After 2^32 numbers, one may be that of a new subject.
+        dead.difference_update(sids[left > 0].tolist())
+        dead.update(sids[left == 0].tolist())
+    return dead
