@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,6 +17,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import StoreFailedError
+from contrail_storage.upkeep import compactor
 from contrail_storage.upkeep.compactor import Compactor, CompactorBounds
 
 PAYLOAD = b"p" * 400
@@ -364,5 +366,42 @@ def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path)
             assert listed_rows(node) == (0, 0)
         async with opened() as (_, link):
             assert await everything(link) == []
+
+    asyncio.run(scenario())
+
+
+def test_look_at_many_blocks_is_in_steps_of_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of deletions may have many small blocks: others get their turn between these."""
+    monkeypatch.setattr(compactor, "_PAUSE_BLOCKS", 4)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as (node, link):
+            await make(link)
+            await publish(link, *(f"k.{number % 7}" for number in range(40 * BLOCK)))
+            await link.purge_stream("S", "k.3", 0, 0)
+            await node.until_written()
+            looks, most, ended = 0, 0, False
+            find = Compactor._find
+
+            def counted(self: Compactor, *asked: Any) -> Any:
+                nonlocal looks, most
+                looks += 1
+                most = max(most, looks)
+                return find(self, *asked)
+
+            async def others() -> None:
+                nonlocal looks
+                while not ended:
+                    looks = 0
+                    await asyncio.sleep(0)
+
+            monkeypatch.setattr(Compactor, "_find", counted)
+            other = asyncio.create_task(others())
+            await node.compactor.tick()
+            ended = True
+            await other
+            assert 0 < most <= 4
 
     asyncio.run(scenario())

@@ -192,10 +192,14 @@ def test_replay_that_retention_overtakes_is_cut_or_continues_after_the_gap(
     play(tmp_path, scene)
 
 
-def test_deleted_stream_ends_its_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("subject", ["", "k.3"])
+def test_deleted_stream_ends_its_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subject: str
+) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         gate = Gate(node, monkeypatch, 2)
-        reading = asyncio.create_task(rows_of(await link.replay(ReplayRequest(stream="S"))))
+        asked = ReplayRequest(stream="S", subject=subject)
+        reading = asyncio.create_task(rows_of(await link.replay(asked)))
         await gate.reached()
         await link.delete_stream("S")
         await node.until_written()

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from contrail_common.columns.blocks import Block, columns_of
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link import publishing
 from contrail_link.contract.consume import PullRequest
-from contrail_link.contract.read import RangeRequest
+from contrail_link.contract.read import RangeRequest, ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.subjects.filters import SubjectFilter
@@ -359,6 +361,51 @@ def test_pull_of_a_sparse_filter_reads_blocks_with_matches_only(
             directory = node.blocks.directory(shard_of(node).machine.shard_id)
             newest = len(directory) - directory.position(len(names) // WINDOW * WINDOW)
             assert counted.blocks <= len(rare) + newest + 1
+
+    asyncio.run(fill())
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("form", ["ndjson", "arrow"])
+def test_replay_of_a_sparse_filter_reads_blocks_with_matches_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any
+) -> None:
+    rare = [3_000, 3_001, 9_000, 11_100]
+    names = [f"k.rare.{at}" if at in rare else f"k.often.{at % 9}" for at in range(1, 12_001)]
+    viewed: list[int] = []
+
+    async def fill() -> None:
+        async with running(tmp_path) as node:
+            await make(node)
+            for at in range(0, len(names), 500):
+                await publish(node, names[at : at + 500], 500)
+
+    async def scene() -> None:
+        async with running(tmp_path) as node:
+            directory = node.blocks.directory(shard_of(node).machine.shard_id)
+            assert len(directory) > 12
+            view = node.blocks.view_many
+
+            def noted(shard_id: int, bases: list[int]) -> Any:
+                viewed.extend(bases)
+                return view(shard_id, bases)
+
+            monkeypatch.setattr(node.blocks, "view_many", noted)
+            for low, high, wanted in ((0, 0, rare), (3_001, 10_999, rare[1:3]), (4_000, 8_000, [])):
+                asked = ReplayRequest(
+                    stream="S", format=form, subject="k.rare.*", from_seq=low, to_seq=high
+                )
+                chunks = await LocalLink(node).replay(asked)
+                body = b"".join([bytes(piece) async for one in chunks for piece in pieces_of(one)])
+                if form == "ndjson":
+                    found = [json.loads(line).get("seq") for line in body.splitlines()[:-1]]
+                else:
+                    found = pa.ipc.open_stream(body).read_all().column("seq").to_pylist()
+                assert found == wanted
+                assert viewed == sorted(
+                    {directory.base_seq(directory.position(seq)) for seq in wanted}
+                )
+                viewed.clear()
 
     asyncio.run(fill())
     asyncio.run(scene())

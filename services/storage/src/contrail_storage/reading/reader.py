@@ -13,6 +13,7 @@ from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColu
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.texts import I64Array, U32Array
+from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.stream.recent_removals import RemovalMemory
@@ -256,12 +257,19 @@ class Reader:
             next_seq = block.last_seq + 1
 
     async def next_match(
-        self, shard: Shard, from_seq: int, subject_filter: SubjectFilter, *, missed: bool
+        self,
+        shard: Shard,
+        from_seq: int,
+        subject_filter: SubjectFilter,
+        *,
+        missed: bool,
+        to_seq: int = INT64_MAX,
     ) -> int:
         """A sequence at or after ``from_seq`` before which no message matches.
 
         It is the next match itself, or it is in a block in memory, which is best looked at. Not so
-        if the last block had no match (``missed``). After all messages when there is no match.
+        if the last block had no match (``missed``). After ``to_seq`` and all messages up to it when
+        there is no match.
         """
         if subject_filter.matches_all:
             return from_seq
@@ -269,16 +277,16 @@ class Reader:
         seq = max(seq, shard.machine.counters.first_seq)
         if not missed and self._in_memory(shard, seq):
             return seq
-        while shard.machine.exists and seq <= shard.applied_seq:
-            to_seq = min(((seq >> WINDOW_BITS) + windows << WINDOW_BITS) - 1, shard.applied_seq)
-            facts = await self.facts(shard, seq, to_seq)
+        while shard.machine.exists and seq <= (last_seq := min(shard.applied_seq, to_seq)):
+            end_seq = min((seq >> WINDOW_BITS) + windows << WINDOW_BITS, last_seq + 1)
+            facts = await self.facts(shard, seq, end_seq - 1)
             await self.prepare(shard, subject_filter)
             pick = partial(subject_filter.select, shard.machine.subjects)
             found = self.live(shard, facts, seq, facts.end_seq, pick)
             if len(found):
                 return int(found[0])
             seq = max(facts.end_seq, shard.machine.counters.first_seq)
-            seq = shard.machine.deleted.next_live(seq, shard.applied_seq + 1)
+            seq = shard.machine.deleted.next_live(seq, last_seq + 1)
             windows = min(2 * windows, RUN_WINDOWS)
         return seq
 

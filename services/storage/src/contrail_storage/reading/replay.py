@@ -7,6 +7,8 @@ Work on blocks (store reads, decoding, Arrow) runs in worker threads; the loop o
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
+from itertools import compress
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 import msgspec
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from contrail_common import errors
 from contrail_common.columns.blocks import BlockCorruptError, BlockView
 from contrail_common.errors import ApiError
+from contrail_common.texts import I64Array
 from contrail_common.timeunits import format_time
 from contrail_link.contract.read import (
     Chunk,
@@ -136,10 +139,14 @@ class Replayer:
         try:
             while begun or seq <= high:
                 while seq <= high and len(begun) < _AHEAD:
-                    await self._reader.prepare(shard, wanted)
-                    unit = scan.unit(seq)
+                    unit = await self._next_unit(shard, scan, seq)
+                    if unit is None:
+                        seq = high + 1
+                        break
                     begun.append((unit, self._in_thread(self._make, scan.shard_id, unit, encoder)))
                     seq = unit.high + 1
+                if not begun:
+                    break
                 unit, making = begun.popleft()
                 made = await self._made(shard, making)
                 if made is None or not scan.stands(unit):
@@ -154,6 +161,39 @@ class Replayer:
         finally:
             await _settled(one for _, one in begun)
         yield encoder.tail(messages)
+
+    async def _next_unit(self, shard: Shard, scan: "_Scan", seq: int) -> "_Unit | None":
+        """The unit at ``seq`` or, with a subject, of the next blocks with matches; None: no more.
+
+        Raises as :meth:`_Scan.choose`.
+        """
+        wanted, reader, high = scan.wanted, self._reader, scan.high
+        if wanted.matches_all:
+            return scan.unit(seq)
+        try:
+            while seq <= high:
+                scan.check(seq)
+                facts = await reader.facts(shard, seq, scan.last_of_unit(seq))
+                await reader.prepare(shard, wanted)
+                scan.check(seq)
+                pick = partial(wanted.select, shard.machine.subjects)
+                matches = reader.live(shard, facts, seq, high + 1, pick)
+                if len(matches):
+                    return scan.unit(int(matches[0]), matches)
+                match = await reader.next_match(
+                    shard, facts.end_seq, wanted, missed=True, to_seq=high
+                )
+                scan.check(seq)  # what was passed over was there all the time
+                seq = match
+        except StoreFailedError as error:
+            raise read_failed(error) from error
+        except ApiError as error:
+            if error.spec is not errors.DATA_LOST:
+                raise
+            # A damaged block lies ahead: send what comes before it.
+            await reader.prepare(shard, wanted)
+            return scan.unit(seq)
+        return None
 
     async def _made(self, shard: Shard, making: "asyncio.Future[_Made]") -> "_Made | None":
         """Return the made unit, or None when its blocks have been replaced."""
@@ -314,16 +354,31 @@ class _Scan:
         self.shard_id = shard.machine.shard_id
         self.wanted = wanted
         """To be prepared before units are made."""
-        self._high = high
+        self.high = high
+        """The last sequence of the replay."""
         self._shard = shard
         self._machine = shard.machine
         self._directory = directory
         self._bounds = _bounds_of(request)
         self._clamp = request.clamp
 
-    def unit(self, seq: int) -> _Unit:
-        """Return the unit at ``seq``; raises as :meth:`choose`. ``wanted`` must be prepared."""
-        extents = self._directory.extents_from(seq, self._high, *self._bounds)
+    def last_of_unit(self, seq: int) -> int:
+        """The last sequence that the unit at ``seq`` may have."""
+        extents = self._directory.extents_from(seq, self.high, *self._bounds)
+        return min(sum(extents[-1]) - 1, self.high) if extents else self.high
+
+    def unit(self, seq: int, matches: I64Array | None = None) -> _Unit:
+        """Return the unit at ``seq``; raises as :meth:`choose`. ``wanted`` must be prepared.
+
+        With ``matches``, sequences from ``seq`` on, blocks with none of them are left out.
+        """
+        extents = self._directory.extents_from(seq, self.high, *self._bounds)
+        if matches is not None and extents:
+            low, end = np.searchsorted(
+                matches, np.array([[base, base + count] for base, count in extents]).T
+            )
+            # If the first match is gone, the next unit begins after its block.
+            extents = list(compress(extents, low < end)) or extents[:1]
         unit = self.choose([base for base, _ in extents], extents, seq)
         return unit._replace(last_times_ns=self._directory.last_times_ns(unit.bases))
 
@@ -333,11 +388,11 @@ class _Scan:
         Raises ApiError when messages from ``seq`` on that belong to the replay are gone.
         """
         machine = self._shard.machine
-        self._check(seq)
+        self.check(seq)
         first_seq, deleted = machine.counters.first_seq, machine.deleted
         wanted: list[tuple[int, int, int]] = []
         live: list[NDArray[np.bool_] | None] = []
-        low, stop_seq, whole = seq, self._high + 1, not deleted.total
+        low, stop_seq, whole = seq, self.high + 1, not deleted.total
         for view_at, (base_seq, count) in enumerate(extents):
             end = base_seq + count
             start = max(low, base_seq, first_seq)
@@ -349,7 +404,7 @@ class _Scan:
             low = max(low, end)
         return _Unit(
             seq,
-            min(low - 1, self._high) if extents else self._high,
+            min(low - 1, self.high) if extents else self.high,
             bases,
             wanted,
             live,
@@ -360,7 +415,8 @@ class _Scan:
             (first_seq, deleted.total),
         )
 
-    def _check(self, seq: int) -> None:
+    def check(self, seq: int) -> None:
+        """Raise ApiError unless messages from ``seq`` on may be sent."""
         machine = self._shard.machine
         if not machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
@@ -374,7 +430,7 @@ class _Scan:
 
     def stands(self, unit: _Unit) -> bool:
         """Whether all messages of ``unit`` still exist; raises as :meth:`choose`."""
-        self._check(unit.low)
+        self.check(unit.low)
         machine = self._shard.machine
         first_seq, deleted = machine.counters.first_seq, machine.deleted
         if unit.moment == (first_seq, deleted.total):

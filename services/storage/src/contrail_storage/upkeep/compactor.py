@@ -125,14 +125,18 @@ class Compactor:
 
     async def _compact(self, shard: Shard) -> None:
         touched = shard.machine.deleted.touched
-        pages, seq = sorted(touched), 0
+        pages, seq, looked = sorted(touched), 0, 0
         for checked, page in enumerate(pages):
-            if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
-                await asyncio.sleep(0)
             # Before the page is read: a deletion from now on adds it again.
             touched.discard(page)
             seq = max(seq, page * PAGE)
-            while (found := self._find(shard, seq)) and found.span.base_seq < (page + 1) * PAGE:
+            while True:
+                looked += 1
+                if looked % _PAUSE_BLOCKS == 0:
+                    await asyncio.sleep(0)
+                found = self._find(shard, seq)
+                if found is None or found.span.base_seq >= (page + 1) * PAGE:
+                    break
                 settled = found.span.end_seq <= self._settled_below(shard)
                 try:
                     made = settled and await self._reclaim(shard, found)
