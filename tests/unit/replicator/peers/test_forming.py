@@ -68,7 +68,8 @@ class Founder:
         port = self.net.port(self.name)
         node = Node(self.name, self.disk_id(), 1, self.boots, self.boots)
         peers = {name: name for name in self.names}
-        self.hub = PeerHub(port, node, peers, lambda: [bytes(32)], self.note_link)
+        self.hub = PeerHub(port, node, peers, lambda: [bytes(32)])
+        self.hub.on_link = self.note_link
         forming = Forming(
             self.hub,
             self.names,

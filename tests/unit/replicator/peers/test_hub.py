@@ -33,9 +33,8 @@ class Peer:
 
     def start(self) -> "Peer":
         port = self.net.port(self.node.name)
-        self.hub = PeerHub(
-            port, self.node, {name: name for name in NAMES}, lambda: self.keys, self.note_link
-        )
+        self.hub = PeerHub(port, self.node, {name: name for name in NAMES}, lambda: self.keys)
+        self.hub.on_link = self.note_link
         for channel in Channel:
             self.hub.handle(channel, NOTE, self.note(channel))
         self.hub.handle(Channel.CONTROL, EARLY, self.note(Channel.CONTROL), before_cluster=True)
@@ -419,7 +418,8 @@ def test_a_man_in_the_middle_with_the_right_bytes_and_a_wrong_certificate_fails(
         return wire
 
     port.dial = intercepted  # type: ignore[method-assign,assignment]
-    b.hub = PeerHub(port, b.node, {"a": "a"}, lambda: b.keys, b.note_link)
+    b.hub = PeerHub(port, b.node, {"a": "a"}, lambda: b.keys)
+    b.hub.on_link = b.note_link
     with capture_logs() as logs:
         b.hub.start()
         net.run(1)

@@ -42,7 +42,8 @@ class Peer:
     def start(self, others: Sequence["Peer"]) -> None:
         addresses = {one.name: one.address for one in others}
         node = Node(self.name, CLUSTER, 1, 1, sum(self.name.encode()))
-        self.hub = PeerHub(self.sockets, node, addresses, lambda: [KEY], self.note_link)
+        self.hub = PeerHub(self.sockets, node, addresses, lambda: [KEY])
+        self.hub.on_link = self.note_link
         for channel in Channel:
             self.hub.handle(channel, NOTE, self.note)
         self.sockets.listen(self.listener, self.hub.accept)

@@ -64,8 +64,8 @@ Handler = Callable[[str, Frame], None]
 class PeerHub:
     """Sends frames to the nodes it dials, and hands out those of the nodes it accepted.
 
-    ``on_link(name, up)`` is called when messages of groups can be sent to a node: it is of the same
-    cluster, and all channels are open; and when that is no longer so. A node without a cluster id
+    Messages of groups can be sent to a node that is of the same cluster while all its channels are
+    open. A node without a cluster id
     uses the control channel only, for kinds that were registered with ``before_cluster``.
     """
 
@@ -75,17 +75,16 @@ class PeerHub:
         node: Node,
         peers: Mapping[str, str],
         keys: Keys,
-        on_link: Callable[[str, bool], None],
     ) -> None:
         """Know the other nodes by name and address; nothing is dialled before `start`."""
         self.net = net
         self.node = node
         self.counters = Counters()
         self.complaints = Complaints()
+        self.on_link: Callable[[str, bool], None] = lambda _name, _up: None
+        """Told when messages of groups can be sent to a node, or no longer."""
         # The keys that are valid now.
         self._keys = keys
-        # Told when a node can be reached, or no longer.
-        self._on_link = on_link
         # Handlers by channel and kind, and the kinds that need no cluster.
         self._handlers: dict[tuple[Channel, int], Handler] = {}
         self._before_cluster: set[int] = set()
@@ -287,7 +286,7 @@ class PeerHub:
                 self._up.add(name)
             else:
                 self._up.discard(name)
-            self._on_link(name, up)
+            self.on_link(name, up)
 
     def new_connection(self, dialler: "_Dialler") -> Dialled | None:
         """Begin a connection to a node; None while none is wanted."""
