@@ -113,6 +113,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         else:
             self._read(data)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Close, in a later pass of the event loop if thousands end at once."""
+        return self.edge.state.turns.close(self.transport)
+
     def _read_waiting(self) -> None:
         data, self._waiting = self._waiting, b""
         if self.transport.is_closing():

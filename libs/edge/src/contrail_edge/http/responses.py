@@ -1,12 +1,15 @@
 """Answers: a complete body, or a stream of chunks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from contrail_edge.http.steps import Steps
 from contrail_link.contract.read import Chunk, Pieces
+
+_T = TypeVar("_T")
 
 Header = tuple[bytes, bytes]
 
@@ -57,6 +60,15 @@ Answer = Response | StreamResponse
 def json_response(status: int, value: Any, headers: list[Header] | None = None) -> Response:
     """Return a JSON answer with ``value``, which msgspec encodes."""
     return Response(status, _encoder.encode(value), JSON, headers or [])
+
+
+def encoded(values: Iterable[_T], shown: Callable[[_T], Any]) -> Steps[list[Any]]:
+    """The steps that show and encode each value: the items of a page, which may take long."""
+    items: list[Any] = []
+    for value in values:
+        items.append(msgspec.Raw(_encoder.encode(shown(value))))
+        yield
+    return items
 
 
 def no_content(headers: list[Header] | None = None) -> Response:

@@ -79,6 +79,16 @@ class SharedTurns:
         else:
             work()
 
+    def close(self, transport: asyncio.BaseTransport) -> bool:
+        """Close a connection whose peer has ended it, as the answer to ``eof_received``.
+
+        False lets the event loop close it now; True keeps it open until a later pass.
+        """
+        over = self.over
+        if over:
+            self.add(transport.close)
+        return over
+
     def _begin(self) -> None:
         self._turn = Turn(_PARTS)
         asyncio.get_running_loop().call_soon(self._next_pass)

@@ -328,8 +328,9 @@ class EdgeSocket(asyncio.Protocol):
         elif answers:
             self._answer(answers)
 
-    def eof_received(self) -> None:
-        """Let the transport close: RFC 6455 has no half-open sockets."""
+    def eof_received(self) -> bool:
+        """Close, as RFC 6455 has no half-open sockets; in a later pass if thousands end at once."""
+        return self._state.turns.close(self._transport)
 
     def _take(self, frame: Frame) -> bytes | None:
         """Return the message that ``frame`` completes, or None."""
