@@ -1,7 +1,8 @@
 """The runtime object of a stream: the same while the stream lives, and never out of date."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import threading
+from collections.abc import Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,6 +120,37 @@ def test_streams_are_listed_and_measured_between_other_requests(tmp_path: Path) 
             assert turns >= 3
 
     asyncio.run(scene())
+
+
+def test_first_messages_of_streams_are_read_in_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their times are in blocks, which are not in memory after a start."""
+    reading: list[int] = []
+
+    async def fill() -> None:
+        async with running(tmp_path) as (_, link):
+            for number in range(3):
+                await put(link, StreamConfig(name=f"S{number}", subjects=(f"s.{number}",)))
+                await published(link, f"s.{number}")
+
+    async def scene() -> None:
+        async with running(tmp_path) as (node, link):
+            read = node.blocks.source.get_once
+
+            def noted(wanted: Sequence[bytes]) -> Any:
+                reading.append(threading.get_ident())
+                return read(wanted)
+
+            monkeypatch.setattr(node.blocks.source, "get_once", noted)
+            assert (await link.stream_info("S0")).state.first_ts_ns
+            page = await link.list_streams("", "", 10, "")
+            assert all(info.state.first_ts_ns for info in page.streams)
+
+    asyncio.run(fill())
+    asyncio.run(scene())
+    assert len(reading) == 3
+    assert threading.get_ident() not in reading
 
 
 async def with_turns(call: Coroutine[Any, Any, _T]) -> tuple[_T, int]:

@@ -81,6 +81,7 @@ class LocalLink:
     @reads
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state of a stream."""
+        await self._node.reader.bring_first(self._stream(name).shards)
         stream = self._stream(name)
         stream.sound_shards()
         return stream.info()
@@ -94,6 +95,9 @@ class LocalLink:
                 own = stream.config.subjects
                 if subject and not any(overlaps(subject, one) for one in own):
                     continue
+                await self._node.reader.bring_first(stream.shards)
+                if not stream.shards[0].machine.exists:
+                    continue  # removed meanwhile
                 infos.append(stream.info(damaged=True))
                 # One more than asked for shows that there is another page.
                 if len(infos) > limit:

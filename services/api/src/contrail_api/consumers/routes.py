@@ -35,7 +35,8 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, ConsumerInfo
 from contrail_common.timeunits import parse_time
 from contrail_edge.http.problems import invalid_field
-from contrail_edge.http.responses import Response, json_response, no_content
+from contrail_edge.http.responses import Response, encoded, json_response, no_content
+from contrail_edge.http.turns import in_turns
 from contrail_edge.inputs.preconditions import etag, preconditions
 from contrail_edge.openapi.declared import (
     ConsumerName,
@@ -194,7 +195,7 @@ class ConsumerRoutes:
     ) -> KitResponse:
         """List the consumers of a stream by name, in pages."""
         page = await self._link.list_consumers(stream, limit, page_token)
-        items = [info_json(info) for info in page.consumers]
+        items = await in_turns(encoded(page.consumers, info_json))
         return answer(request, json_response(200, ConsumerPage(items, page.next_token)))
 
     async def create_consumer(

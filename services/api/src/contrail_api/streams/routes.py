@@ -33,8 +33,9 @@ from contrail_common.config_rules import normalise_stream, sealed
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_edge.http.problems import invalid_field
-from contrail_edge.http.responses import json_response, no_content
+from contrail_edge.http.responses import encoded, json_response, no_content
 from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.turns import in_turns
 from contrail_edge.inputs.preconditions import preconditions
 from contrail_edge.inputs.query import filter_parameter
 from contrail_edge.openapi.declared import (
@@ -223,7 +224,7 @@ class StreamRoutes:
         """List streams by name, in pages."""
         filter_parameter("subject", subject)
         page = await self._link.list_streams(subject, prefix, limit, page_token)
-        items = [info_json(info) for info in page.streams]
+        items = await in_turns(encoded(page.streams, info_json))
         return answer(request, json_response(200, StreamPage(items, page.next_token)))
 
     async def create_stream(

@@ -32,7 +32,7 @@ from contrail_storage.reading.page_tokens import decode_state, encode_state
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 
-_PAUSE_BLOCKS: Final = 32
+_PAUSE_BLOCKS: Final = 8
 """Blocks in memory are searched without waiting, so after this many others get their turn."""
 
 

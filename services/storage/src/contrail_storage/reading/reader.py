@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,8 +27,13 @@ from contrail_storage.reading.point_reads import PointReads
 from contrail_storage.reading.window_reads import RUN_WINDOWS, WindowReads
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
-from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
-from contrail_storage.store.rocks_store import StoreCorruptError
+from contrail_storage.store.block_store import (
+    UNREADABLE,
+    BlockMissingError,
+    BlockStore,
+    Directory,
+)
+from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 from contrail_storage.store.windows import WINDOW_BITS
 
 _RETRIES = 8
@@ -116,6 +122,22 @@ class Reader:
             except (BlockCorruptError, StoreCorruptError) as error:
                 raise self.damage(shard, base_seq, error) from error
         raise removed_too_quickly()
+
+    async def bring_first(self, shards: Iterable[Shard]) -> None:
+        """Have the blocks of the first messages in memory: `ShardState.state` reads their times.
+
+        A block that cannot be read is left to it.
+        """
+        for shard in shards:
+            machine = shard.machine
+            first_seq = machine.counters.first_seq
+            if not machine.exists or shard.damaged or not machine.counters.messages:
+                continue
+            if not self._in_memory(shard, first_seq):
+                directory = self._blocks.directory(machine.shard_id)
+                base_seq = directory.base_seq(directory.position(first_seq))
+                with suppress(*UNREADABLE, StoreFailedError):
+                    await asyncio.to_thread(self._blocks.load, machine.shard_id, base_seq)
 
     def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
         """Mark the shard as damaged by an unreadable block, and return the error."""
