@@ -463,6 +463,38 @@ def test_row_is_written_with_the_block_that_fills_its_window(tmp_path: Path) -> 
     asyncio.run(scene())
 
 
+def test_rows_of_windows_without_messages_go_and_searches_pass_over_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys that are overwritten again and again, behind one that never is."""
+    rng, count = random.Random(2), 20 * WINDOW
+    names = ["k.2.2", *(SUBJECTS[10 + at % 20] for at in range(count - 1))]
+    model = {1: "k.2.2"} | {at: names[at - 1] for at in range(count - 19, count + 1)}
+    without_table(monkeypatch)
+
+    async def fill() -> None:
+        async with running(tmp_path) as node:
+            await make(node, max_msgs_per_subject=1)
+            for at in range(0, count, 2 * WINDOW):
+                await publish(node, names[at : at + 2 * WINDOW])
+            await written(node)
+            assert len(stored_windows(node)) == 20
+            await node.compactor.tick()
+            await written(node)
+            assert stored_windows(node)[0] == 0
+            assert len(stored_windows(node)) <= 4
+            await check_all(node, model, rng)
+
+    async def scene() -> None:
+        async with running(tmp_path) as node:
+            await check_all(node, model, rng)
+            await written(node)
+            assert len(stored_windows(node)) <= 4  # none was made again
+
+    asyncio.run(fill())
+    asyncio.run(scene())
+
+
 def test_many_rows_are_removed_as_a_range() -> None:
     few = rows_of_windows.deletes_below(SHARD, 5 * WINDOW + 3, 7 * WINDOW)
     assert few == [("delete", keys.large_key(keys.WINDOW, SHARD, window)) for window in (5, 6)]

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.reading.answering import removed_too_quickly
 from contrail_storage.store.block_store import BlockMissingError, BlockStore
@@ -47,6 +49,11 @@ class WindowReads:
         errors, or OVERLOADED.
         """
         blocks, first = self._blocks, from_seq >> WINDOW_BITS
+        gap_end = self._gap_end(shard_id, from_seq)
+        if gap_end >> WINDOW_BITS > first:
+            # The compactor has removed blocks and rows; a gap in a window has values in its row.
+            count = min(gap_end, to_seq + 1, from_seq + (RUN_WINDOWS << WINDOW_BITS)) - from_seq
+            return SubjectFacts(from_seq, np.zeros(count, np.uint32), np.zeros(count, np.int64))
         # Only full windows have rows.
         full = max(blocks.directory(shard_id).end_seq, to_seq + 1) >> WINDOW_BITS
         facts: SubjectFacts | None = None
@@ -64,6 +71,14 @@ class WindowReads:
         facts = await self._from_blocks(shard_id, base_seq, base_seq + WINDOW)
         self.keep(shard_id, facts)
         return facts
+
+    def _gap_end(self, shard_id: int, from_seq: int) -> int:
+        """The first sequence of the next block, if it lies after ``from_seq``; else that."""
+        directory = self._blocks.directory(shard_id)
+        position = directory.position(from_seq)
+        if position == len(directory):
+            return from_seq
+        return max(from_seq, directory.base_seq(position))
 
     async def _open(self, shard_id: int, from_seq: int, end_seq: int) -> SubjectFacts:
         """The facts of a part of the newest window, whose blocks are not all in memory."""

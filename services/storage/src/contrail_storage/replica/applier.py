@@ -59,6 +59,7 @@ from contrail_storage.store.shard_facts import ShardFacts
 from contrail_storage.store.store_errors import StoreFailedError
 from contrail_storage.store.windows import (
     WINDOW_BITS,
+    delete_row,
     deletes_below,
     filled_windows,
     window_row,
@@ -453,6 +454,12 @@ class Applier:
         failed = self._writer.failed and not keys.is_in_memory(shard_id)
         if not failed and facts.end_seq > shard.machine.counters.first_seq:
             self._hand_over(RowJob(shard_id, [window_row(shard_id, facts)]))
+
+    def drop_window(self, shard_id: int, window: int) -> None:
+        """Remove the row of a window that has no blocks any more."""
+        # While the store does not work, the row stays. It does no harm.
+        if keys.is_in_memory(shard_id) or not self._writer.failed:
+            self._hand_over(RowJob(shard_id, [delete_row(shard_id, window)]))
 
     def pack_names(self, shard_id: int, pages: int) -> RowJob | None:
         """Write names of subjects without those of dead ones; None when all rows are like that.

@@ -9,8 +9,9 @@ are in memory. Where a row is missing or damaged, the blocks answer, and a reade
 
 A row is valid as long as the sequences have the same messages. Removals, compaction and merges do
 not change it, but only the entries of live messages mean anything, as in blocks: a number may be
-that of another subject by now. The rows of a shard are removed with the head, with the stream, and
-by a recount after data loss, which may give sequences to other messages.
+that of another subject by now. The rows of a shard are removed with the head, with the stream, when
+the compactor finds their windows empty, and by a recount after data loss, which may give sequences
+to other messages.
 
 Row, little-endian: ``u32 lowest id | u32 lowest size | u8 width of ids | u8 width of sizes``, then
 the differences from the lowest in columns of these widths; a width of 0 stands for no difference.
@@ -210,15 +211,18 @@ def read_blocks(
     return facts_of_blocks(base_seq, end_seq, each())
 
 
+def delete_row(shard_id: int, window: int) -> Row:
+    """The operation that removes the row of one window."""
+    return "delete", keys.large_key(keys.WINDOW, shard_id, window)
+
+
 def deletes_below(shard_id: int, dropped_seq: int, first_seq: int) -> list[Row]:
     """Operations that remove the rows below ``first_seq``, when blocks from ``dropped_seq`` go."""
     first, stop = dropped_seq >> WINDOW_BITS, first_seq >> WINDOW_BITS
     if stop - first > _DELETES_MAX:
         return [_delete_range(shard_id, stop)]
     # One by one: in the long run, many ranges would slow down reads more than many rows.
-    return [
-        ("delete", keys.large_key(keys.WINDOW, shard_id, window)) for window in range(first, stop)
-    ]
+    return [delete_row(shard_id, window) for window in range(first, stop)]
 
 
 def _delete_range(shard_id: int, stop: int) -> Row:

@@ -27,6 +27,7 @@ from contrail_storage.store.block_store import (
     BlockStore,
 )
 from contrail_storage.store.rocks_store import StoreClosedError, StoreFailedError
+from contrail_storage.store.windows import WINDOW_BITS
 from contrail_storage.upkeep.backoff import Backoff
 
 _PAUSE_BLOCKS: Final = 64
@@ -153,6 +154,18 @@ class Compactor:
                 seq = found.span.end_seq
             if not shard.machine.exists or shard.damaged:
                 return
+            self._drop_windows(shard, page)
+
+    def _drop_windows(self, shard: Shard, page: int) -> None:
+        """Remove the rows of windows without messages, which would stay until the head passes."""
+        low_seq, end_seq = page * PAGE, (page + 1) * PAGE
+        if shard.machine.deleted.count(low_seq, end_seq - 1) < PAGE:
+            return
+        directory = self._blocks.directory(shard.machine.shard_id)
+        position = directory.position(low_seq)
+        if position < len(directory) and directory.base_seq(position) >= end_seq:
+            for window in range(low_seq >> WINDOW_BITS, end_seq >> WINDOW_BITS):
+                self._applier.drop_window(shard.machine.shard_id, window)
 
     def _find(self, shard: Shard, seq: int) -> _Alive | None:
         """Return the first block that ends after ``seq``, with its live messages."""
