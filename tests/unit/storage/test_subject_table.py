@@ -305,6 +305,9 @@ def test_table_agrees_with_a_dict_however_subjects_come_and_go(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject_table, "PAGE", 4)
         patch.setattr(name_rows, "_LOADED", 5)
+        patch.setattr(subject_table, "_SLOTS_MIN", 4)
+        patch.setattr(subject_table, "_DOUBLED_MAX", 8)
+        patch.setattr(subject_table, "_LEAP", 2)
         patch.setattr(subject_table, "PART", 3)
         patch.setattr(subject_table, "_DELTA_ROWS_MAX", 3)
         patch.setattr(subject_table, "_FOLDED_TOGETHER", 2)

@@ -97,22 +97,16 @@ class SubjectNames(Sequence[str | None]):
         """The ranks of the numbers at ``slots``."""
         return ((self.numbers(slots) - self.origin) & _MASK).astype(np.uint32)
 
-    def with_ranks(self, ranks: Sequence[U32Array], texts: PackedNames) -> "SubjectNames":
-        """The numbers with ``ranks``, in pieces that ascend, and their names ``texts``.
+    def with_ranks(self, ranks: U32Array, row: int, texts: PackedNames) -> "SubjectNames":
+        """The numbers with ``ranks``, which ascend, and their names ``texts``.
 
-        New numbers go on from ``next_id``.
+        From position ``row`` on, each rank is one above the one before it. New numbers go on from
+        ``next_id``.
         """
-        old, young = sum(map(len, ranks)), self._next_rank
-        # From `young` on, each number is one above the one before it.
-        for piece in reversed(ranks):
-            row = piece + np.arange(len(piece), 0, -1) == young
-            before = 0 if row.all() else len(piece) - int(np.argmin(row[::-1]))
-            if before < len(piece):
-                old, young = old - len(piece) + before, int(piece[before])
-            if before:
-                break
-        below = np.concatenate([_NONE_OLD, *ranks])[:old]
-        return SubjectNames(young, below, texts, self.origin)
+        old, young = len(ranks), self._next_rank
+        if old and int(ranks[-1]) + 1 == young:
+            old, young = row, int(ranks[row])
+        return SubjectNames(young, ranks[:old], texts, self.origin)
 
     @property
     def left(self) -> int:
