@@ -6,7 +6,7 @@ indexes, lets the groups replay the rest of the log, and then leads.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import LOG_NAME, NodeIdentity
 from contrail_storage.disk.whole_steps import whole
 from contrail_storage.healing import Healing
+from contrail_storage.membership import Membership
 from contrail_storage.opening import open_node
 from contrail_storage.options import NodeOptions
 from contrail_storage.parts import disk_budget_of, is_checkpoint_due, upkeep_of
@@ -39,9 +40,7 @@ from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.loading import load_node, reload_shard, stored_machines
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.memory_group import MemoryGroup, NotLeadingError
-from contrail_storage.replica.meta_log import MetaLog
-from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.raft_port import Callbacks, Group, GroupFactory
+from contrail_storage.replica.raft_port import Group, GroupFactory
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.replica.store_writer import Job, StoreWriter
 from contrail_storage.seal.content import ContentOpener
@@ -90,7 +89,6 @@ class StorageNode:
         self._disk = store  # the store in the folder; `_store` adds the shards in memory
         self.memory = MemoryBudget(options.memory_max_bytes)
         self._store = SplitStore(store, self.memory.store)  # written by the writer's thread too
-        self._factory = groups  # makes Raft groups
         self.meta = MetaMachine()
         self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
         self.writer = StoreWriter(
@@ -113,7 +111,8 @@ class StorageNode:
         self.applier.on_stopped = lambda shard: self.spawn(
             reload_shard(shard, self.applier, self.blocks, self._scan, self.until_written)
         )
-        self.applier.on_group = self._join_soon
+        self.membership = Membership(self, groups, options.cluster)
+        self.applier.on_group = self.membership.join_soon
         self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
         self.reader = Reader(self.blocks, opener)
@@ -124,16 +123,16 @@ class StorageNode:
         self.lock: FolderLock | None = None
         """The lock of the folder, held until the node is closed."""
         self.groups = Groups(
+            self.membership.node_id,
             self.applier,
             self.log_time_ns,
-            self._role_changed,
+            self.membership.role_changed,
             self.fail,
             lambda: self.fatal.done(),  # noqa: PLW0108 - made by `_start`
         )
         self.healing = Healing(self)
         self.begun = False
         """Whether the log accepts entries; not yet when the start could not write."""
-        self._ends: Mapping[int, int] = {}  # by group: the index from which it goes on
         self._defect = ""  # why the node has failed for good; empty when it has not
         self.fatal: asyncio.Future[str]
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled by `_end`
@@ -142,7 +141,6 @@ class StorageNode:
         """Whether writes are accepted, apart from failures; not before the node has led."""
         self._starting: asyncio.Task[None] | None = None  # runs `start`
         self._ended = False  # whether `close` was called
-        self._leading = asyncio.Event()  # set when all groups lead
         self._write_seen = asyncio.Event()  # set when jobs are written, lost or fail
 
     # Opening -------------------------------------------------------------------------------------
@@ -217,15 +215,12 @@ class StorageNode:
             self.options.data_dir,
             self.options.clock_jump_max_ns,
         )
-        self._ends = ends
         self.disk_budget = disk_budget_of(self)
-        meta = self._join(META_GROUP)
-        self.meta_log = MetaLog(meta, self.groups[META_GROUP], self.write_noted)
-        self.shard_log = self._join(SHARD_GROUP)
+        self.meta_log, self.shard_log = self.membership.join_first(ends)
         self._memory_group, self.memory_log = self.groups.join(
             MEMORY_GROUP, MemoryGroup, (NotLeadingError,)
         )
-        self.join_groups()
+        self.membership.join()
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
         shards, keys = self.applier.shards, self.subject_keys
         sealing = SealingLog(self.groups.proposers, keys, shards)
@@ -269,21 +264,22 @@ class StorageNode:
 
     async def _lead(self) -> None:
         """Wait until this node leads, finish half-made streams, and then accept writes."""
-        await self._leading.wait()
+        await self.membership.leading.wait()
         self.clock.begin_term(self.applier.last_entry_ns)
         await self.clock.keep()
         self.spawn(self.clock.follow())
         self._begin_in_memory()
-        await self._reconcile()
+        await self.membership.reconcile()
         await self.shredder.reconcile()
         for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
+        self.spawn(self.membership.keep_reconciling())
         self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))
         self._ready = True
 
     async def _replay(self) -> None:
         """Drive the groups without a pause until they lead and the log is replayed."""
-        leading = asyncio.ensure_future(self._leading.wait())
+        leading = asyncio.ensure_future(self.membership.leading.wait())
         either: set[asyncio.Future[Any]] = {leading, self.fatal}
         try:
             while not leading.done():
@@ -295,68 +291,13 @@ class StorageNode:
         finally:
             leading.cancel()
         if self.healing.all_replayed():
-            self._leading.clear()
+            self.membership.leading.clear()
 
     def _begin_in_memory(self) -> None:
-        """Lead the shards in memory. The meta log's index identifies this start: each raises it."""
-        self._memory_group.begin(self.groups[META_GROUP].applied_index)
+        """Lead the shards in memory. The indexes identify this start: each start raises one."""
+        groups = META_GROUP, self.membership.own_group
+        self._memory_group.begin(sum(self.groups[number].applied_index for number in groups))
         self.applier.written_indexes[MEMORY_GROUP] = self._memory_group.applied_index
-
-    def _join_soon(self) -> None:
-        # In a later turn: a group that is made calls back.
-        self._loop.call_soon(self.join_groups)
-
-    def join_groups(self) -> None:
-        """Take part in those groups of the table that this node is a member of."""
-        for entry in self.meta.group_table.groups.values():
-            if self.identity.node_id in entry.members and entry.number not in self.groups:
-                self._join(entry.number, entry.members)
-                if self.begun:
-                    self.groups[entry.number].start()
-
-    def _join(self, group_id: int, members: Sequence[str] = ()) -> Proposer:
-        """Take part in a group whose entries are in the log, of this node and other ``members``."""
-        node_id = self.identity.node_id
-        peers = [one for one in members if one != node_id]
-
-        def make(callbacks: Callbacks) -> Group:
-            return self._factory.make(
-                group_id=group_id,
-                node_id=node_id,
-                peers=peers,
-                log=self.log,
-                applied_index=self._ends.get(group_id, 0),
-                on_commit=callbacks.on_commit,
-                on_role=callbacks.on_role,
-                on_lost=callbacks.on_lost,
-            )
-
-        refusals, busy = self._factory.refusals, self._factory.busy
-        _, proposer = self.groups.join(group_id, make, refusals, busy)
-        if group_id != META_GROUP:
-            proposer.check_space = self.disk_budget.check
-        return proposer
-
-    def _role_changed(self, group_id: int, leads: bool) -> None:
-        if leads and group_id != META_GROUP:
-            self.consumers.new_term(group_id)
-            # What became due while another node led is done from now on by this one.
-            for shard in self.applier.shards.values():
-                if shard.group == group_id:
-                    self.applier.changes.note_all(shard.machine.shard_id)
-        if not leads and not self.groups[group_id].is_alone:
-            self.consumers.end_term(group_id)
-        if all(group.is_leader for group in self.logged_groups.values()):
-            if self._leading.is_set():  # the first time, `_lead` reconciles
-                self.spawn(self._reconcile())
-            self._leading.set()
-            self.notify("domain_leader_elected")
-
-    async def _reconcile(self) -> None:
-        """Finish what a failed log left half done. If this fails too, the next term tries again."""
-        with suppress(ApiError, StoreError):
-            await self.streams.reconcile_all()
-            await self.consumers.reconcile_all()
 
     def log_time_ns(self) -> int:
         """Log time of a new entry, in nanoseconds: never earlier than that of a replayed one."""

@@ -1,11 +1,12 @@
 """Options of opening a node."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from contrail_common.timeunits import NS_PER_S
+from contrail_storage.core.group_table import GroupEntry
 from contrail_storage.disk.files import Files
 from contrail_storage.physical_memory import quarter_of_memory
 from contrail_storage.replica.applier import MERGE_BLOCKS
@@ -19,6 +20,23 @@ _SEGMENT_BYTES: Final = 16 << 20
 """Log segments are removed as a whole, so small ones leave a restart little to replay."""
 
 
+Ask = Callable[[str, bytes], Awaitable[bytes]]
+"""Sends a request to another node's `Membership.answer`, and returns the answer.
+
+Raises NOT_LEADER if the request was not sent, and OUTCOME_UNKNOWN if its answer is lost.
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Cluster:
+    """The nodes of a cluster as they were formed, and the groups that they will have."""
+
+    nodes: tuple[str, ...]
+    """The names of all nodes. Position and number agree: the first node has number 1."""
+    groups: tuple[GroupEntry, ...]
+    ask: Ask
+
+
 @dataclass(slots=True, frozen=True)
 class NodeOptions:
     """Where a node keeps its data, and limits that tests make small.
@@ -28,7 +46,7 @@ class NodeOptions:
     ``memory_max_bytes`` limits all streams in memory together. ``accept_data_loss`` opens a
     damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
     for the log at most. ``clock_jump_max_ns`` is how far the wall clock may be ahead at a start:
-    see `LogTime`.
+    see `LogTime`. Without ``cluster``, the node is alone.
     """
 
     data_dir: Path
@@ -46,5 +64,6 @@ class NodeOptions:
     memory_max_bytes: int = field(default_factory=quarter_of_memory)
     publish_timeout_s: float = 30.0
     clock_jump_max_ns: int = 600 * NS_PER_S
+    cluster: Cluster | None = None
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open_reading

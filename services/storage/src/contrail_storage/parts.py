@@ -57,7 +57,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
 
 def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
     erasures = Erasures(
-        node.identity.node_id,
+        node.membership.node_id,
         node.meta.erasures,
         node.streams,
         node.reader,

@@ -412,8 +412,7 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row.
 
-    ``in_memory``: the shards are kept only in memory. ``groups`` has the group of each shard; empty
-    for the usual one.
+    ``in_memory``: only ``owner`` has the shards. ``groups`` has their groups, if not the usual one.
     """
 
     name: str
@@ -422,6 +421,7 @@ class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     shards: int = 1
     in_memory: bool = False
     groups: tuple[int, ...] = ()
+    owner: str = ""
 
 
 class ListStream(msgspec.Struct, tag=21, array_like=True):

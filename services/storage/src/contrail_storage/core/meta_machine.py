@@ -50,6 +50,8 @@ class StreamEntry(msgspec.Struct, array_like=True, frozen=True):
     config: StreamConfig | None = None
     groups: tuple[int, ...] = ()
     """The group of each shard; empty: the usual one of streams on disk, or in memory."""
+    owner: str = ""
+    """The node that has a stream in memory; empty: the only one."""
 
     @property
     def shard_ids(self) -> range:
@@ -157,6 +159,7 @@ class MetaMachine:
             "reserved",
             command.shards,
             groups=command.groups,
+            owner=command.owner,
         )
         self._put(entry, writes)
         return Reserved(shard_id)

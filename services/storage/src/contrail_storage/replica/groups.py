@@ -27,12 +27,15 @@ class Groups(Mapping[int, Group]):
 
     def __init__(
         self,
+        node_id: str,
         applier: Applier,
         log_time_ns: Callable[[], int],
         on_role: Callable[[int, bool], None],
         fail: Callable[[str], None],
         has_failed: Callable[[], bool],
     ) -> None:
+        self.node_id = node_id
+        """The name of this node as a member."""
         self.proposers: dict[int, Proposer] = {}
         """By group: the queue of its requests."""
         self.timings = NodeTimings()

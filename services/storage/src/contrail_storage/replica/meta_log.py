@@ -1,10 +1,13 @@
 """The log of the meta group, for all nodes: commands go to the node that leads it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
 
+from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Done, Refused, Reserved, Result
 from contrail_storage.replica.proposer import Proposer
@@ -17,6 +20,9 @@ Raises NOT_LEADER while no leader can be reached, and OUTCOME_UNKNOWN if the ans
 """
 
 
+_PATIENCE_S: Final = 5.0
+"""How long a command waits for a leader."""
+_AGAIN_S: Final = 0.05
 _decoder: Final = msgspec.msgpack.Decoder(cmd.MetaCommand)
 
 
@@ -52,7 +58,21 @@ class MetaLog:
         self._forward = forward
 
     async def command(self, command: cmd.MetaCommand) -> Result:
-        """Propose a command; return its result once this node has applied it too."""
+        """Propose a command; return its result once this node has applied it too.
+
+        Waits some seconds for a leader. Raises what the proposer raises.
+        """
+        deadline_s = asyncio.get_running_loop().time() + _PATIENCE_S
+        while True:
+            try:
+                return await self._try(command)
+            except ApiError as error:
+                late = asyncio.get_running_loop().time() > deadline_s
+                if late or error.spec is not errors.NOT_LEADER:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _try(self, command: cmd.MetaCommand) -> Result:
         if self._group.is_leader or self._forward is None:
             return await self._proposer.command(cmd.META_SHARD, command)
         body = await self._forward(cmd.encode_command(command))

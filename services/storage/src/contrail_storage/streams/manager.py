@@ -21,11 +21,12 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.key_layout import is_in_memory
+from contrail_storage.core.key_layout import META_GROUP, is_in_memory
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Done, Refused, Reserved
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.meta_log import MetaLog
+from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.expectations import Expectations
@@ -99,7 +100,7 @@ class StreamManager:
     # Finding -------------------------------------------------------------------------------------
 
     def stream(self, name: str) -> Stream:
-        """Return the listed stream ``name`` (STREAM_NOT_FOUND, NOT_READY).
+        """Return the listed stream ``name`` (STREAM_NOT_FOUND, NOT_READY, NOT_LEADER).
 
         The object stays the same until the stream is removed, so others may keep state with it.
         """
@@ -160,6 +161,8 @@ class StreamManager:
         )
         if lost and not self._renewed:
             return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+        # Other nodes may not have heard of the stream yet.
+        self._groups.check_led(META_GROUP)
         if by_subject:
             return ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
         return ApiError(errors.STREAM_NOT_FOUND, f"there is no stream {name}", applied=False)
@@ -223,7 +226,7 @@ class StreamManager:
         if entry is None or self._meta.streams.get(entry.name) is not entry:
             entry = self._meta.capturing(subject)
             if entry is None:
-                raise ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
+                raise self._absent("", None, by_subject=True)
             if len(self._routes) >= _ROUTES_MAX:
                 self._routes.clear()
             self._routes[subject] = entry
@@ -322,6 +325,7 @@ class StreamManager:
             config.shards,
             in_memory,
             () if in_memory else self._groups_for(config),
+            self._groups.node_id if in_memory else "",
         )
         return expect(await self._meta_log.command(reserve), Reserved).shard_id
 
@@ -340,7 +344,14 @@ class StreamManager:
 
     def _check_home(self, entry: StreamEntry) -> None:
         """Raise NOT_LEADER unless this node leads the first shard of a stream."""
+        if entry.owner not in ("", self._groups.node_id):
+            raise no_leader(entry.owner)
         self._check_led(self._meta.group_of(entry.shard_id))
+
+    def _leads(self, entry: StreamEntry) -> bool:
+        return entry.owner in ("", self._groups.node_id) and self._groups.leads(
+            self._meta.group_of(entry.shard_id)
+        )
 
     def _check_led(self, group: int) -> None:
         known = self._meta.group_table.groups.get(group)
@@ -411,8 +422,11 @@ class StreamManager:
         async with self._lock:
             await self._renew_lost()
             for seen, entry in enumerate(list(self._meta.streams.values()), start=1):
-                led = self._groups.leads(self._meta.group_of(entry.shard_id))
-                if led and not self._is_whole(entry) and entry.name not in self._restoring:
+                if (
+                    self._leads(entry)
+                    and not self._is_whole(entry)
+                    and entry.name not in self._restoring
+                ):
                     await self._reconcile_if_sound(entry)
                 if seen % _RECONCILED_TOGETHER == 0:
                     await asyncio.sleep(0)
@@ -451,7 +465,7 @@ class StreamManager:
         lost = [
             entry
             for entry in self._meta.streams.values()
-            if entry.stage == "listed" and is_in_memory(entry.shard_id)
+            if entry.stage == "listed" and is_in_memory(entry.shard_id) and self._leads(entry)
             if entry.shard_id not in self._shards
         ]
         for start in range(0, len(lost), _RENEWED_TOGETHER):
