@@ -5,7 +5,8 @@ import pytest
 from contrail_replicator import LogDivergedError
 from contrail_replicator.raft_core import RaftCore
 from tests.support.each import each
-from tests.unit.replicator.raft_sim import Chaos
+from tests.unit.replicator.raft_chaos import Chaos
+from tests.unit.replicator.stock_faults import pass_everything
 
 STEPS = 1500
 
@@ -59,5 +60,5 @@ def test_promise_that_does_not_wait_for_the_disk_is_caught(
 
 
 def test_append_messages_taken_as_they_come_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RaftCore, "_screen_append", lambda _core, message: message)
+    pass_everything(monkeypatch)
     assert broken_seeds(20)

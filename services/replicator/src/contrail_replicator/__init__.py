@@ -9,11 +9,12 @@ from contrail_replicator.group import (
 )
 from contrail_replicator.guard import LogDivergedError
 from contrail_replicator.journal import LogGapError
+from contrail_replicator.messages import Message
 from contrail_replicator.ports import (
     GroupEndpoint,
     JournalLog,
     LogEntry,
-    Message,
+    MemberLog,
     RecoveredLog,
     Timings,
     Transport,
@@ -29,6 +30,7 @@ __all__ = [
     "LogDivergedError",
     "LogEntry",
     "LogGapError",
+    "MemberLog",
     "Message",
     "NotLeaderError",
     "NullTransport",

@@ -4,17 +4,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.ports import JournalLog, Message, Timings, Transport
+from contrail_replicator.messages import SUSPECT, Message
+from contrail_replicator.ports import (
+    JournalLog,
+    MemberLog,
+    Timings,
+    Transport,
+)
 from contrail_replicator.raft_core import RaftCore
+from contrail_replicator.reads import ReadDone
 
 MAX_ENTRY_BYTES: Final = 4 << 20
 MAX_OUTSTANDING_BYTES: Final = 8 << 20
 _TAIL_BYTES: Final = 8 << 20
 _PIECE: Final = 64
 _DEFAULT_TIMINGS: Final = Timings()
+# It goes on while the machine sleeps, so that a leader that slept does not believe old answers.
+_awake_clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class NotLeaderError(Exception):
@@ -22,7 +32,7 @@ class NotLeaderError(Exception):
 
 
 class GroupBusyError(Exception):
-    """Too many bytes are waiting to be committed, so nothing was appended."""
+    """Nothing was appended: too many bytes wait to be committed, or the leader is handing over."""
 
 
 @dataclass(slots=True)
@@ -52,8 +62,12 @@ class RaftGroup:
     `applied_index` is the last index in the store. `on_commit` gets the entries after it, one by
     one, and must not raise. It returns whether it takes the next entry now; after False the group
     hands out nothing until `resume`. `on_role(True)` is called when this node leads and has handed
-    out all entries of earlier terms, `on_role(False)` when it no longer leads. `on_lost` gets the
-    contexts of proposals whose outcome this node will not learn: they may be committed or not.
+    out all entries of earlier terms, `on_role(False)` when it no longer leads.
+
+    A proposal whose leader loses office keeps its context: as a follower the member learns the
+    outcome. `on_replaced` gets the contexts of proposals in whose place another entry was
+    committed, so they never will be. `on_lost` gets those whose outcome this node will not learn.
+    `on_needs_snapshot` gets the peers that need entries which this leader's node no longer has.
     """
 
     def __init__(  # noqa: PLR0913
@@ -68,54 +82,61 @@ class RaftGroup:
         on_commit: Callable[[CommittedEntry], bool],
         on_role: Callable[[bool], None],
         on_lost: Callable[[list[object]], None],
-        clock: Callable[[], float] = time.monotonic,
+        on_replaced: Callable[[list[object]], None] | None = None,
+        on_needs_snapshot: Callable[[str], None] = lambda _peer: None,
+        member_log: MemberLog | None = None,
+        clock: Callable[[], float] | None = None,
         timings: Timings = _DEFAULT_TIMINGS,
     ) -> None:
         """Read the group's log. `peers` are the other members' ids.
 
-        Raises LogGapError if entries are missing between `applied_index` and the log.
+        `member_log` is needed in a group of several members, to read what has left the memory and
+        to keep flags. Without `on_replaced`, `on_lost` gets its contexts too. Raises LogGapError if
+        entries are missing between `applied_index` and the log.
         """
-        # The group's number; all members use the same.
-        self._group_id = group_id
-        # The node's log, shared with its other groups.
-        self._log = log
+        self._group_id = group_id  # all members use the same number
+        self._log = log  # the node's log, shared with its other groups
         # Sends to the peers, and calls `receive` and `link_changed`.
         self._transport = transport
-        # Gets a committed entry, and returns whether it takes the next one now. Like the next two,
+        # Gets a committed entry, and returns whether it takes the next one now. Like the others,
         # only `_settle` and its helpers call it, outside the core, because a callback may propose.
         self._on_commit = on_commit
-        # Learns that this node leads, or no longer does.
-        self._on_role = on_role
-        # Gets the contexts of proposals with an unknown outcome.
-        self._on_lost = on_lost
+        self._on_role = on_role  # learns that this node leads, or no longer does
+        self._on_lost = on_lost  # gets the contexts of proposals with an unknown outcome
+        self._on_replaced = on_replaced or on_lost  # those of proposals that never will be
         # True in a group of one, which needs no elections.
         self._alone = not [peer for peer in peers if peer != node_id]
+        # Seconds; never goes backwards.
+        self._clock = clock = clock or (time.monotonic if self._alone else _awake_clock)
+        self._outcome_s = timings.outcome_s  # for how long a former leader waits for outcomes
+        self._unknown_at: float | None = None  # when that ends; None while it leads
         # Applied entries that stay in memory for followers that lag a little.
         self._tail_bytes = 0 if self._alone else _TAIL_BYTES
-        # False before `start`, after `stop`, and while the node's log fails.
-        self._running = False
-        # True after `stop`.
-        self._stopped = False
-        # True from an `on_commit` that returned False until `resume`.
-        self._paused = False
+        self._running = False  # not before `start`, after `stop`, and while the log fails
+        self._stopped = False  # whether `stop` was called
+        self._paused = False  # True from an `on_commit` that returned False until `resume`
         # True inside `_settle`: a callback that comes back here must not hand out the next entry
         # in the middle of the current one.
         self._settling = False
-        # The term in which `on_role` reported that this node leads; 0 while it does not.
-        self._led_term = 0
+        self._led_term = 0  # the term in which `on_role` said that it leads; 0 while it does not
         # The last index handed to `on_commit`. Invariant: <= commit index <= durable index.
         self._applied_index = applied_index
-        # This node's proposals without an outcome, by index. While it does not lead, they are
-        # committed and wait to be handed out.
+        # This node's proposals without an outcome, by index; also of terms that have ended.
         self._proposals: dict[int, _Proposal] = {}
-        # The total size of `_proposals`.
-        self._outstanding_bytes = 0
+        self._outstanding_bytes = 0  # the total size of `_proposals`
         recovered = log.attach(group_id, self.handle_durable)
         # The group's part of the log, and the copies in memory that peers and `on_commit` read.
-        self._journal = GroupJournal(group_id, log, recovered, applied_index)
+        self._journal = GroupJournal(group_id, log, recovered, applied_index, member_log)
         # Elections and commits.
         self._core = RaftCore(
-            node_id, peers, self._journal, applied_index, self._send, clock, timings
+            node_id,
+            peers,
+            self._journal,
+            self._send,
+            lambda: self._applied_index,
+            clock,
+            timings,
+            on_needs_snapshot,
         )
         self._journal.trim_to_size(applied_index, self._tail_bytes)
         transport.attach(group_id, self)
@@ -165,6 +186,11 @@ class RaftGroup:
         """Bytes of this node's proposals that are not handed out yet."""
         return self._outstanding_bytes
 
+    @property
+    def flags(self) -> int:
+        """What this member is unfit for: `messages.RESTORING`, `messages.SUSPECT`, or 0."""
+        return self._journal.flags
+
     def start(self) -> None:
         """Start to take part in the group. A group of one elects itself at once."""
         self._running = True
@@ -182,6 +208,8 @@ class RaftGroup:
         if not 0 < size <= MAX_ENTRY_BYTES:
             raise ValueError(f"an entry must have 1 to {MAX_ENTRY_BYTES} bytes, not {size}")
         term, outstanding = self._led_term, self._outstanding_bytes
+        if not self._alone and self._core.handover is not None:
+            raise GroupBusyError(f"group {self._group_id} is handing over")
         # One entry may always be open, however large it is.
         if outstanding and outstanding + size > MAX_OUTSTANDING_BYTES:
             raise GroupBusyError(f"group {self._group_id}")
@@ -195,6 +223,9 @@ class RaftGroup:
             raise NotLeaderError(f"group {self._group_id}: {error}") from error
         if index is None:
             raise NotLeaderError(f"group {self._group_id}")
+        if not self._alone and index in self._proposals:  # of an earlier leadership, and cut since
+            self._lose([index])
+            outstanding = self._outstanding_bytes
         self._proposals[index] = _Proposal(term, size, context)
         self._outstanding_bytes = outstanding + size
         return index
@@ -208,10 +239,18 @@ class RaftGroup:
             self._settle()
 
     def tick(self) -> None:
-        """Do due elections, heartbeats and commits. Must be called at least every 50 ms."""
+        """Do due elections, heartbeats and commits. Must be called every 25 ms.
+
+        A group of one has nothing to be late with, and may be called every 50 ms.
+        """
         if self._running:
+            if not self._alone:
+                self._core.tick_timers()
+                self._hand_on_if_suspect()
             self._core.tick()
             self._settle()
+            if self._unknown_at is not None and self._clock() >= self._unknown_at:
+                self._lose_uncommitted()
 
     def receive(self, peer: str, message: Message) -> None:
         """Handle a message from a peer.
@@ -220,7 +259,8 @@ class RaftGroup:
         """
         if self._running:
             self._core.receive(peer, message)
-            self.tick()
+            self._core.tick()
+            self._settle()
 
     def resume(self) -> None:
         """Hand out entries again, after `on_commit` has returned False."""
@@ -236,6 +276,51 @@ class RaftGroup:
         """Drop entries up to `index` (at most the applied index) from memory."""
         self._journal.trim(min(index, self._applied_index))
 
+    def read_index(self, done: ReadDone) -> None:
+        """Call `done(True)` once this member has handed out all that was committed until now.
+
+        That takes a round: a majority must confirm that this member still leads. `done(False)`
+        means that it does not; nothing may be read then.
+        """
+        if not self._core.leads() or self._journal.flags or not self._running:
+            done(False)
+        elif self._alone:
+            done(self.is_leader)
+        else:
+            self._core.read_index(done)
+
+    def heard_majority_within(self, seconds: float) -> bool:
+        """Whether a majority has followed this leader within the last `seconds`, to its knowledge.
+
+        If not, another leader may have removed what this one still has.
+        """
+        return (self._alone and self.is_leader) or self._core.heard_majority_within(seconds)
+
+    def hand_over(self, target: str | None = None) -> bool:
+        """Begin to make `target`, or the best peer, the leader; False if there is none fit for it.
+
+        Proposals are refused as busy until that has happened, or for at most 0.6 s.
+        """
+        return self.is_leader and not self._alone and self._core.hand_over(target)
+
+    def install(self, index: int, term: int) -> bool:
+        """Take up the log after a snapshot, whose state the store has durably up to `index`.
+
+        False, and nothing is changed, if the own log has that entry: what follows it in this log
+        may have been acknowledged, and must stay.
+        """
+        if not self._core.install(index, term):
+            return False
+        self._applied_index = index
+        self._lose([at for at in self._proposals if at <= index])
+        return True
+
+    def mark_suspect(self, suspect: bool) -> None:
+        """Note, durably, whether this member's state is damaged. It then leads only to hand on."""
+        flags = self._journal.flags
+        self._journal.save_flags(flags | SUSPECT if suspect else flags & ~SUSPECT)
+        self._settle()
+
     def resign(self) -> None:
         """Give up leadership. A group of one leads again only after `start`."""
         self._core.step_down()
@@ -249,6 +334,7 @@ class RaftGroup:
         self._running = False
         self._core.step_down()
         self._journal.cut_to_durable()
+        self._core.forget_matched()
         self._settle()
 
     def handle_log_recovered(self) -> None:
@@ -281,6 +367,8 @@ class RaftGroup:
             if self._applied_index < self._core.commit_index():
                 self._hand_out()
             self._report_role()
+            if not self._alone:
+                self._answer_reads()
         finally:
             self._settling = False
 
@@ -304,14 +392,34 @@ class RaftGroup:
 
     def _report_role(self) -> None:
         term = self._core.led_term()
+        if not self._alone and term and self._journal.flags:
+            term = 0  # it leads only to hand on
         if self._led_term and term != self._led_term:
             self._led_term = 0
             self._on_role(False)
-            self._lose_proposals()
+            if self._alone or self._stopped:
+                self._lose_uncommitted()
+            else:
+                self._unknown_at = self._clock() + self._outcome_s
         # The first entry of the term is committed after everything of earlier terms.
-        if term and not self._led_term and self._applied_index >= self._core.first_index_of_term():
+        if term and not self._led_term and self._is_caught_up():
             self._led_term = term
             self._on_role(True)
+
+    def _hand_on_if_suspect(self) -> None:
+        """Look for a better leader, if this one may not serve."""
+        core = self._core
+        if core.leads() and self._journal.flags and core.handover is None and self._is_caught_up():
+            core.hand_over(None)
+
+    def _is_caught_up(self) -> bool:
+        """Whether all entries of earlier terms are handed out; this member leads."""
+        return self._applied_index >= self._core.first_index_of_term()
+
+    def _answer_reads(self) -> None:
+        reads, leads = self._core.reads, self._core.leads()
+        for done in reads.take_ready(self._applied_index) if leads else reads.take_all():
+            done(leads)
 
     def _take_context(self, index: int, term: int) -> object | None:
         """Return the context of the proposal that became a committed entry."""
@@ -321,16 +429,19 @@ class RaftGroup:
         self._outstanding_bytes -= proposal.size
         if proposal.term == term:
             return proposal.context
-        # Another leader's entry took the place of the proposal.
-        self._on_lost([proposal.context])
+        self._on_replaced([proposal.context])
         return None
 
-    def _lose_proposals(self) -> None:
-        """Return the proposals whose outcome is unknown: those that are not known as committed."""
+    def _lose_uncommitted(self) -> None:
+        """Return the proposals of earlier terms that are not known as committed."""
+        self._unknown_at = None
         known = 0 if self._stopped else self._core.commit_index()
-        lost = [index for index in self._proposals if index > known]
+        term = self._core.led_term()
+        self._lose([at for at, one in self._proposals.items() if at > known and one.term != term])
+
+    def _lose(self, indexes: list[int]) -> None:
         contexts = []
-        for index in lost:
+        for index in indexes:
             proposal = self._proposals.pop(index)
             self._outstanding_bytes -= proposal.size
             contexts.append(proposal.context)

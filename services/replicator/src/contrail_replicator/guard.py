@@ -1,8 +1,8 @@
 """Rules a Raft message must pass before the core sees it, and before it leaves.
 
 The library's core has faults: it cuts a log that does not conflict, moves the commit index on a
-snapshot message, and counts acknowledgements of an earlier leadership. So messages are checked and
-rewritten here, and the core only gets messages that it handles correctly.
+snapshot message, and counts acknowledgements of an earlier leadership. So messages are compared
+with the log here, and the core only gets what it handles correctly.
 """
 
 from collections import deque
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.ports import LogEntry, Message
+from contrail_replicator.messages import Append, Message, Reply, RequestVote, VoteReply
+from contrail_replicator.ports import LogEntry
 
-APPEND: Final = "append_entries"
-REPLY: Final = "next_node_idx"
-REQUEST_VOTE: Final = "request_vote"
-VOTE: Final = "response_vote"
 _HELD_MAX: Final = 4096
 
 
@@ -43,19 +40,16 @@ class Match:
         return self.entries[-1][1] if self.entries else self.previous_index
 
 
-def match_entries(journal: GroupJournal, message: Message) -> Match | None:
+def match_entries(journal: GroupJournal, message: Append) -> Match | None:
     """Compare an append message with the own log; None when the previous entry is not there.
 
     Entries already held are dropped from the front, so that only a real conflict cuts the log.
-    Raises ValueError for entries that do not follow each other.
     """
-    previous_index, previous_term = message["prevLogIdx"], message["prevLogTerm"]
-    entries: list[LogEntry] = message["entries"]
-    if previous_index is None:
-        return None
-    for offset, (_, index, _) in enumerate(entries, previous_index + 1):
-        if index != offset:
-            raise ValueError(f"entry {index} is at the position of entry {offset}")
+    previous_index, previous_term = message.previous_index, message.previous_term
+    entries: list[LogEntry] = [
+        (data, index, term)
+        for index, (term, data) in enumerate(message.entries, previous_index + 1)
+    ]
     anchor = journal.anchor_index
     if previous_index < anchor:
         # Everything up to the anchor is committed, so a leader cannot differ there.
@@ -79,10 +73,28 @@ def check_no_committed_loss(match: Match, commit_index: int) -> None:
         )
 
 
+def conflict_of(journal: GroupJournal, message: Append) -> tuple[int, int]:
+    """Term and first index of the entries that are in place of the leader's previous entry.
+
+    If the log ends before it: 0, and the index after the last entry.
+    """
+    index = message.previous_index
+    term = journal.term_at(index)
+    if term is None:
+        return 0, journal.last_index + 1
+    # Entries up to the anchor are committed, so the leader has them.
+    while index - 1 > journal.anchor_index and journal.term_at(index - 1) == term:
+        index -= 1
+    return term, index
+
+
 def must_be_durable(message: Message) -> bool:
     """Whether a message makes a promise: a vote, a candidacy, or an acknowledgement."""
-    kind = message["type"]
-    return kind in (REQUEST_VOTE, VOTE) or (kind == REPLY and bool(message["success"]))
+    return isinstance(message, RequestVote) or (
+        message.granted
+        if isinstance(message, VoteReply)
+        else isinstance(message, Reply) and message.success
+    )
 
 
 @dataclass(frozen=True, slots=True)

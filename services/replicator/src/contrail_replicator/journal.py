@@ -4,7 +4,9 @@ The first element is an anchor: index and term of the entry before the oldest on
 anchor is always applied. An entry counts as durable once the node's log has reported it.
 """
 
-from contrail_replicator.ports import JournalLog, LogEntry, RecoveredLog
+from collections.abc import Callable, Sequence
+
+from contrail_replicator.ports import JournalLog, LogEntry, MemberLog, RecoveredLog
 
 
 class LogGapError(Exception):
@@ -14,7 +16,14 @@ class LogGapError(Exception):
 class GroupJournal:
     """Entries of one group after its applied index, and how far they are durable."""
 
-    def __init__(self, group: int, log: JournalLog, recovered: RecoveredLog, applied: int) -> None:
+    def __init__(
+        self,
+        group: int,
+        log: JournalLog,
+        recovered: RecoveredLog,
+        applied: int,
+        member_log: MemberLog | None = None,
+    ) -> None:
         entries = list(recovered.entries)
         end = entries[-1][1] if entries else recovered.base_index
         # Entries that the store has or needs are missing. A vote or an ack of this replica could
@@ -26,8 +35,12 @@ class GroupJournal:
             )
         # The group's number in the node's log.
         self._group = group
-        # The node's log, which writes and syncs.
+        # The node's log, which writes and syncs; None: it serves groups of one only.
         self._log = log
+        self._member_log = member_log
+        # Flags of the hard state as last recorded, those before, and the position of the record.
+        self._flags = self._old_flags = member_log.flags(group) if member_log is not None else 0
+        self._flags_position = 0
         # The anchor, then the entries held, without a gap in their indexes. Never empty.
         self._entries: list[LogEntry] = [(b"", recovered.base_index, recovered.base_term)]
         self._entries += entries
@@ -49,6 +62,13 @@ class GroupJournal:
         # Until it is, the log may report a durable index whose entry was replaced.
         self._cut_position = 0
         self._cut_index = end
+
+    @property
+    def flags(self) -> int:
+        """Flags of the hard state; a flag that is taken away counts until that is durable."""
+        if self.durable_position < self._flags_position:
+            return self._flags | self._old_flags
+        return self._flags
 
     @property
     def anchor_index(self) -> int:
@@ -81,12 +101,12 @@ class GroupJournal:
         end = len(self._entries) if count is None else position + count
         if max_bytes is None:
             return self._entries[position:end]
-        size, stop = 0, position
+        size = 0
         for stop in range(position, min(end, len(self._entries))):
             size += len(self._entries[stop][0])
-            if size >= max_bytes:
-                break
-        return self._entries[position : stop + 1]
+            if size > max_bytes and stop > position:
+                return self._entries[position:stop]
+        return self._entries[position:end]
 
     def append(self, data: bytes, index: int, term: int) -> None:
         """Add the next entry; it is durable once the node's log says so."""
@@ -117,9 +137,41 @@ class GroupJournal:
     def handle_durable(self, position: int, index: int) -> None:
         """Note that the first `position` records are durable; they end the log at `index`."""
         self.durable_position = position
-        self.durable_index = (
-            index if position >= self._cut_position else min(index, self._cut_index)
-        )
+        if position < self._cut_position:
+            index = min(index, self._cut_index)
+        # After `reset`, what is on its way to the disk may end before the new base.
+        self.durable_index = max(index, self.anchor_index)
+
+    def save_flags(self, flags: int) -> None:
+        """Record the flags of the hard state."""
+        if flags != self._flags:
+            self.position = self._members().save_flags(self._group, flags)
+            self._old_flags, self._flags = self.flags, flags
+            self._flags_position = self.position
+
+    def reset(self, index: int, term: int) -> None:
+        """Replace the whole log by a base; the store has everything up to it, durably."""
+        self.position = self._members().reset(self._group, index, term)
+        self._entries = [(b"", index, term)]
+        self.size = 0
+        self.last_index = self.durable_index = self._cut_index = index
+        self._cut_position = self.position
+
+    def term_on_disk(self, index: int) -> int | None:
+        """Term of an entry that is no longer in memory; None if the disk does not have it."""
+        log = self._member_log
+        return log.term_at(self._group, index) if log is not None else None
+
+    def read_from_disk(
+        self, from_index: int, max_bytes: int, on_read: Callable[[Sequence[LogEntry]], None]
+    ) -> None:
+        """Call `on_read` later with entries from an index on; with none if they are gone."""
+        self._members().read(self._group, from_index, max_bytes, on_read)
+
+    def _members(self) -> MemberLog:
+        if self._member_log is None:
+            raise RuntimeError(f"the log of group {self._group} is for one member")
+        return self._member_log
 
     def has_capacity(self, size: int) -> bool:
         """Whether the node's log takes `size` more bytes now."""

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
+
+from contrail_replicator.messages import Message
 
 LogEntry = tuple[bytes, int, int]
 """An entry as (data, index, term); empty data is a leader's first entry of its term."""
-
-Message = dict[str, Any]
-"""A Raft message as the core builds it: plain values and `LogEntry` tuples, a `type`, a `term`."""
 
 
 class RecoveredLog(Protocol):
@@ -54,6 +53,34 @@ class JournalLog(Protocol):
         """Record the current term and the vote given in it."""
 
 
+class MemberLog(Protocol):
+    """The parts of a node's log that only groups with several members need."""
+
+    def flags(self, group: int) -> int:
+        """Flags of the hard state, as recovered: `messages.RESTORING`, `messages.SUSPECT`."""
+
+    def save_flags(self, group: int, flags: int) -> int:
+        """Record the flags beside term and vote; returns the position, as `JournalLog` does."""
+
+    def reset(self, group: int, index: int, term: int) -> int:
+        """Replace the group's whole log by the base (`index`, `term`); returns the position."""
+
+    def term_at(self, group: int, index: int) -> int | None:
+        """Term of a retained entry, or of the one before the oldest; None for any other index."""
+
+    def read(
+        self,
+        group: int,
+        from_index: int,
+        max_bytes: int,
+        on_read: Callable[[Sequence[LogEntry]], None],
+    ) -> None:
+        """Call `on_read`, in a later turn of the loop, with retained entries from an index on.
+
+        They have up to `max_bytes`, or one more; there are none if the first is not retained.
+        """
+
+
 class GroupEndpoint(Protocol):
     """The part of a group that receives from a transport. Called on the event loop."""
 
@@ -81,11 +108,16 @@ class Transport(Protocol):
 class Timings:
     """Raft's time bounds in seconds.
 
-    Without a leader, an election starts after a random time between the two election bounds. A
-    leader gives up after `leader_fallback_s` without answers from a majority.
+    Without a leader, an election starts after a random time between the two election bounds, and
+    again after a time between `heartbeat_s` and `election_min_s` if it fails. A leader gives up
+    after `leader_fallback_s` without answers from a majority, and a transfer after
+    `election_max_s`. A request for a vote is repeated after `vote_repeat_s`.
     """
 
-    election_min_s: float = 1.0
-    election_max_s: float = 2.0
-    heartbeat_s: float = 0.2
-    leader_fallback_s: float = 1.5
+    election_min_s: float = 0.3
+    election_max_s: float = 0.6
+    heartbeat_s: float = 0.075
+    leader_fallback_s: float = 0.6
+    vote_repeat_s: float = 0.15
+    outcome_s: float = 10.0
+    """After this time, a proposal of a former leader counts as unknown."""

@@ -8,112 +8,38 @@ of overridden methods and the audit of their behaviour are only valid for one ve
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
-from zlib import crc32
 
-import pysyncobj.journal
-import pysyncobj.pickle
 import pysyncobj.syncobj
-from pysyncobj.config import SyncObjConf
-from pysyncobj.node import Node
-from pysyncobj.syncobj import _RAFT_STATE, SyncObj
-from pysyncobj.transport import Transport
-from pysyncobj.version import VERSION
+from pysyncobj.syncobj import SyncObj
 
-from contrail_replicator import guard
+from contrail_replicator import guard, library
+from contrail_replicator.elections import Elections
 from contrail_replicator.guard import DurabilityBarrier
+from contrail_replicator.handover import Handover
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.ports import LogEntry, Message, Timings
+from contrail_replicator.messages import (
+    RESTORING,
+    SUSPECT,
+    Append,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    PreVote,
+    PreVoteReply,
+    Readmit,
+    Reply,
+    RequestVote,
+    Resigned,
+    VoteReply,
+)
+from contrail_replicator.messages import Transfer as TransferRequest
+from contrail_replicator.ports import LogEntry, Timings
+from contrail_replicator.readmissions import Readmissions
+from contrail_replicator.reads import ReadDone, Reads
+from contrail_replicator.replication import Replication
+from contrail_replicator.rounds import Rounds
 
-AUDITED_VERSION: Final = "0.3.17"
-MESSAGE_BYTES: Final = 8 << 20
-"""Entries per append message; every entry is smaller, so the core never splits one."""
-
-if VERSION != AUDITED_VERSION:
-    raise ImportError(f"pysyncobj {VERSION} is installed, but only {AUDITED_VERSION} is audited")
-
-
-class _NoPoller:
-    def poll(self, _timeout: float) -> None:
-        """Do nothing: the event loop drives the group."""
-
-
-def _refuse_pickle(*_args: object, **_kwargs: object) -> None:
-    raise RuntimeError("Raft commands and messages are never pickled")
-
-
-_LEADER: Final = _RAFT_STATE.LEADER
-
-
-def _replace_library_parts() -> None:
-    core = pysyncobj.syncobj
-    core.createJournal = lambda journal: journal
-    core.createPoller = lambda _kind: _NoPoller()
-    # The library calls this only for the command type of a leader's first entry. Ours has no data.
-    core._bchr = lambda _command_type: b""
-    for module in (pysyncobj.pickle, pysyncobj.journal):
-        for name in ("load", "loads", "dump", "dumps"):
-            setattr(module, name, _refuse_pickle)
-
-
-_replace_library_parts()
-
-
-class _CoreJournal:
-    """A group's journal with the methods that the core calls."""
-
-    def __init__(self, journal: GroupJournal, applied_index: int) -> None:
-        self._journal = journal
-        self._applied_index = applied_index
-
-    def __len__(self) -> int:
-        return len(self._journal)
-
-    def __getitem__(self, position: int) -> LogEntry:
-        return self._journal[position]
-
-    def add(self, data: bytes, index: int, term: int) -> None:
-        self._journal.append(data, index, term)
-
-    def getCurrentTerm(self) -> int:  # noqa: N802
-        return self._journal.term
-
-    def getVotedForNodeId(self) -> str | None:  # noqa: N802
-        return self._journal.voted_for
-
-    def setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802
-        self._journal.save_hard_state(term, voted_for)
-
-    def getRaftCommitIndex(self) -> int:  # noqa: N802
-        return self._applied_index
-
-    def setRaftCommitIndex(self, _index: int) -> None:  # noqa: N802
-        """Do nothing: the store keeps the applied index."""
-
-    def onOneSecondTimer(self) -> None:  # noqa: N802
-        """Do nothing: no write depends on a timer."""
-
-
-class _CoreTransport(Transport):  # type: ignore[misc]
-    """Takes the messages that the core sends. `RaftCore.receive` gives it received ones."""
-
-    def __init__(self, send: Callable[[Any, Message], None]) -> None:
-        super().__init__(None, None, [])
-        self.send = send
-
-    ready = True
-    """The core asks before each tick. Links to peers come and go without it."""
-
-
-class _Member(Node):  # type: ignore[misc]
-    """A node with a stable hash, so that the core's sets have the same order in every run."""
-
-    def __hash__(self) -> int:
-        return crc32(self.id.encode())
-
-
-class _NoSnapshots:
-    def cancelTransmisstion(self, _node: Node) -> None:  # noqa: N802
-        """Do nothing: the core never sends a snapshot."""
+_NEVER: Final = float("-inf")
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]
@@ -124,17 +50,19 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         node_id: str,
         peers: Sequence[str],
         journal: GroupJournal,
-        applied_index: int,
         send: Callable[[str, Message], None],
+        applied: Callable[[], int],
         clock: Callable[[], float],
         timings: Timings,
+        on_needs_snapshot: Callable[[str], None],
     ) -> None:
         # The group's entries and hard state, shared with RaftGroup.
         self._journal = journal
-        # Sends a message to a peer.
-        self._send_to_peer = send
-        # Seconds; never goes backwards.
+        self._send_to_peer = send  # sends a message to a peer
+        self._applied = applied  # returns the last index that was handed out
+        # Seconds; never goes backwards, and continues while the machine sleeps.
         self._clock = clock
+        self._timings = timings  # bounds of elections and leadership
         # Election timeouts. The seed is the node id, so a simulation gives the same run again.
         self._random = random.Random(node_id)
         # Messages that must not leave before the entries and votes they promise are durable.
@@ -142,9 +70,15 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         # Peers that voted for this node in the current term. The library counts votes, not voters,
         # so a repeated vote must not reach it.
         self._voters: set[str] = set()
+        # When this candidate asked for votes last.
+        self._requested_at = _NEVER
         # The leader's commit index as far as this log agrees with the leader's; never decreases.
         # The own commit index follows it up to the durable index.
         self._leader_commit = 0
+        # Up to where this log agrees with that of the leader of this term.
+        self._matched = 0
+        # The round of the append message that is being handled.
+        self._answered_round = 0
         # True while the core handles an append that conflicts with this log, which it then cuts.
         self._may_cut = False
         # True inside `tick`.
@@ -152,21 +86,39 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         # True while the leader's core counts what is committed; see `__getCurrentLogIndex`.
         self._counting = False
         # The library's objects for the peers, by node id.
-        self._nodes = {peer: _Member(peer) for peer in peers if peer != node_id}
+        self._nodes = {peer: library.Member(peer) for peer in peers if peer != node_id}
+        # When this member may start an election, and support that of another.
+        self._elections = Elections(self, tuple(self._nodes), clock, timings, send)
+        # The rest belongs to a leader. The term in which it last led.
+        self._last_led_term = 0
+        # Its rounds, and the answers to them.
+        self._rounds = Rounds(self._nodes, clock)
+        # Reads that wait for rounds.
+        self.reads = Reads()
+        # Members without a whole log.
+        self._readmissions = Readmissions()
+        # The flags of peers, as last heard in this term.
+        self._peer_flags: dict[str, int] = {}
+        # The attempt to make another member the leader.
+        self.handover: Handover | None = None
+        # The entries that are sent to peers.
+        self._replication = Replication(
+            self._nodes, journal, send, self._heading, on_needs_snapshot
+        )
         self._enter()
         super().__init__(
-            _Member(node_id),
+            library.Member(node_id),
             self._nodes.values(),
-            _configuration(_CoreJournal(journal, applied_index), timings),
-            nodeClass=_Member,
-            transport=_CoreTransport(self._outgoing),
+            library.configuration(library.CoreJournal(journal, applied()), timings),
+            nodeClass=library.Member,
+            transport=library.CoreTransport(self._outgoing),
         )
-        # Set by the base class to the part that would write and send snapshots.
-        self._SyncObj__serializer = _NoSnapshots()
+        # Nothing is applied here; the library only compares this index to warn of cuts below it.
+        self._SyncObj__raftLastApplied = 0
 
     def led_term(self) -> int:
         """The current term if this member won its election, else 0."""
-        return self._SyncObj__raftCurrentTerm if self._SyncObj__raftState == _LEADER else 0
+        return self._SyncObj__raftCurrentTerm if self._SyncObj__raftState == library.LEADER else 0
 
     def leader(self) -> str:
         """The leader of the current term; empty while none is known."""
@@ -177,6 +129,18 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """The current term."""
         return int(self._SyncObj__raftCurrentTerm)
 
+    def leads(self) -> bool:
+        """Whether this member won the election of the current term."""
+        return bool(self._SyncObj__raftState == library.LEADER)
+
+    def may_vote(self) -> bool:
+        """Whether this member's log is whole."""
+        return not self._journal.flags & RESTORING
+
+    def last_entry(self) -> tuple[int, int]:
+        """(term, index) of the newest entry."""
+        return self._SyncObj__getCurrentLogTerm(), self._journal.last_index
+
     def commit_index(self) -> int:
         """Highest index known to be committed; never above the own durable index."""
         return int(self._SyncObj__raftCommitIndex)
@@ -186,17 +150,37 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         return self._SyncObj__noopIDx or 0
 
     def campaign(self) -> None:
-        """Start an election with the next tick."""
-        self._SyncObj__raftElectionDeadline = float("-inf")
+        """Start an election with the next tick, whatever other members think of it."""
+        self._elections.clear()
+        self._SyncObj__raftElectionDeadline = _NEVER
 
     def step_down(self) -> None:
         """Give up leadership or candidacy; a group of one then waits for `campaign`."""
         self._enter()
-        wait = self._SyncObj__generateRaftTimeout() if self._nodes else float("inf")
-        self._SyncObj__raftElectionDeadline = self._clock() + wait
-        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
+        self._SyncObj__setState(library.FOLLOWER)
+        self._wait_for_leader()
         self._SyncObj__raftLeader = None
         self._barrier.clear()
+
+    def hand_over(self, target: str | None) -> bool:
+        """Begin to make a member the leader, or the best one; False if none is fit for it."""
+        if target is None or not self._is_fit(target):
+            fit = [peer for peer in self._nodes if target is None and self._is_fit(peer)]
+            if not fit:
+                return False
+            target = max(fit, key=lambda peer: self._SyncObj__raftMatchIndex[self._nodes[peer]])
+        self.handover = Handover(target, self._clock() + self._timings.election_max_s)
+        self._ask_to_take_over()
+        return True
+
+    def heard_majority_within(self, seconds: float) -> bool:
+        """Whether a majority has answered a round that was sent within the last `seconds`."""
+        return self.leads() and self._clock() - self._rounds.majority_heard_at() <= seconds
+
+    def read_index(self, done: ReadDone) -> None:
+        """Let a read wait for a round, which is sent at once or after the one on its way."""
+        self.reads.add(done)
+        self._send_round_for_reads()
 
     def propose(self, data: bytes, term: int) -> int | None:
         """Append an entry as the leader of `term`, send it to the peers, and return its index.
@@ -205,29 +189,63 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """
         # Two leaders of one term never exist, but a follower that appended an entry of its own in
         # the leader's term would have another entry at the same index and term.
-        if self._SyncObj__raftState != _LEADER or self._SyncObj__raftCurrentTerm != term:
+        if self._SyncObj__raftState != library.LEADER or self._SyncObj__raftCurrentTerm != term:
             return None
         journal = self._journal
         index = journal.last_index + 1
         journal.append(data, index, term)
         if self._nodes:
-            self._enter()
-            self._SyncObj__sendAppendEntries()
+            self._replication.send_new()
         return index
 
+    def install(self, index: int, term: int) -> bool:
+        """Replace the log by the base of a snapshot; False if the log has its entry already.
+
+        A log that has the entry stays: what follows it may have been acknowledged.
+        """
+        journal = self._journal
+        held = journal.term_at(index) == term or index <= self.commit_index()
+        if held or self.leads():
+            return False
+        journal.reset(index, term)
+        self._SyncObj__raftCommitIndex = index
+        self._leader_commit = max(self._leader_commit, index)
+        self._matched = max(self._matched, index)
+        return True
+
+    def forget_matched(self) -> None:
+        """Note that entries were cut from memory, because the log has failed."""
+        self._matched = min(self._matched, self._journal.last_index)
+
     def tick(self) -> None:
-        """Do due elections, commits and heartbeats."""
+        """Do due commits and heartbeats, and a candidacy that is allowed."""
         pysyncobj.syncobj.monotonicTime = self._clock  # as `_enter`: this runs for every publish
-        self._in_tick, self._counting = True, self._SyncObj__raftState == _LEADER
+        self._in_tick, self._counting = True, self._SyncObj__raftState == library.LEADER
         self._onTick()
         self._in_tick = False
 
+    def tick_timers(self) -> None:
+        """Do what depends on time alone: due pre-votes, repeated requests, a handover."""
+        now = self._clock()
+        if self.leads():
+            handover = self.handover
+            if handover is not None and now > handover.deadline:
+                self.handover = None
+            self._ask_to_take_over()
+        elif now > self._SyncObj__raftElectionDeadline and self.may_vote():
+            self._elections.ask()
+        else:
+            self._elections.wait()
+            if (
+                self._SyncObj__raftState == library.CANDIDATE
+                and now - self._requested_at >= self._timings.vote_repeat_s
+            ):
+                self._request_votes()
+
     def handle_durable(self) -> None:
         """Send the messages that waited for the disk, and advance a follower's commit index."""
-        if self._SyncObj__raftState != _LEADER:
-            # A leader's commit index is counted by `tick`. A follower only knows the leader's.
-            reached = min(self._leader_commit, self._journal.durable_index)
-            self._SyncObj__raftCommitIndex = max(self.commit_index(), reached)
+        if self._SyncObj__raftState != library.LEADER:
+            self._advance_follower()
         if self._barrier.held:
             for peer, message in self._barrier.release(self._journal.durable_position, self.term()):
                 self._send_to_peer(peer, message)
@@ -235,90 +253,245 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
         if connected:
-            self._SyncObj__onNodeConnected(self._nodes[peer])
-        else:
-            self._SyncObj__onNodeDisconnected(self._nodes[peer])
+            self._replication.restart(peer)
 
-    def receive(self, peer: str, message: Message) -> None:
-        """Handle a message from a peer; drop it if it is invalid. Raises LogDivergedError."""
+    # Messages ------------------------------------------------------------------------------------
+
+    def receive(self, peer: str, message: Message) -> None:  # noqa: PLR0912 - one line a kind
+        """Handle a message from a peer. Raises LogDivergedError."""
         self._enter()
-        kind, term = message["type"], message["term"]
-        screened: Message | None = None
-        if term < self.term():
-            if kind == guard.APPEND:
-                self._send_term(peer)
-        elif kind == guard.APPEND:
-            screened = self._screen_append(message)
-        elif kind == guard.REQUEST_VOTE:
-            screened = message
-        elif term > self.term():
-            self._adopt_term(term)
-        elif kind == guard.VOTE and peer not in self._voters:
-            self._voters.add(peer)
-            screened = message
-        elif kind == guard.REPLY:
-            screened = self._screen_reply(message)
-        if screened is not None:
-            self._SyncObj__onMessageReceived(self._nodes[peer], screened)
-            self._may_cut = False
+        if isinstance(message, PreVote):
+            self._send_to_peer(peer, self._elections.answer(message))
+        elif isinstance(message, RequestVote):
+            self._handle_request(peer, message)
+        elif isinstance(message, PreVoteReply) and message.term <= self.term():
+            if self._elections.note_answer(peer, message):
+                self._SyncObj__raftElectionDeadline = _NEVER
+        elif message.term < self.term():
+            self._answer_stale(peer, message)
+        elif isinstance(message, Append):
+            self._handle_append(peer, message)
+        elif isinstance(message, Heartbeat):
+            self._handle_heartbeat(peer, message)
+        elif message.term > self.term():
+            self._adopt_term(message.term)
+        elif isinstance(message, VoteReply):
+            if message.granted and peer not in self._voters:
+                self._voters.add(peer)
+                self._give(peer, {"type": "response_vote", "term": message.term})
+        elif isinstance(message, (Reply, HeartbeatReply)):
+            if self.leads():
+                self._handle_answer(peer, message)
+        elif peer == self.leader():
+            self._obey(message)
 
-    def _screen_append(self, message: Message) -> Message | None:
-        if "transmission" in message:
-            return None
+    def _answer_stale(self, peer: str, message: Message) -> None:
+        """Tell a leader of an earlier term about this one."""
+        if isinstance(message, Append):
+            self._send_to_peer(peer, Reply(self.term(), message.round, False, 0))
+        elif isinstance(message, Heartbeat):
+            self._send_to_peer(peer, HeartbeatReply(self.term(), message.round, 0, 0, 0))
+
+    def _handle_request(self, peer: str, message: RequestVote) -> None:
+        if message.term >= self.term() and not self._elections.may_consider(message):
+            return  # not even the term counts, or a member that hears nobody could end it
+        if message.term > self.term() and not self.may_vote():
+            self._adopt_term(message.term)
+        if message.term == self.term() and self._SyncObj__votedForNodeId == peer:
+            self._promise(peer, VoteReply(self.term(), True))  # the first answer was lost
+            return
+        if message.term >= self.term() and self.may_vote():
+            message_ = {"last_log_index": message.last_index, "last_log_term": message.last_term}
+            self._give(peer, {"type": "request_vote", "term": message.term, **message_})
+            if self._SyncObj__votedForNodeId == peer:
+                return
+        self._send_to_peer(peer, VoteReply(self.term(), False))
+
+    def _handle_append(self, peer: str, message: Append) -> None:
         own_commit = self.commit_index()
-        if "prevLogIdx" not in message:
-            return {**message, "commit_index": own_commit, "serialized": None}
-        try:
-            match = guard.match_entries(self._journal, message)
-        except ValueError:
-            return None
+        match = guard.match_entries(self._journal, message)
         if match is None:
-            return {**message, "commit_index": own_commit}
+            self._follow(peer, message.term)
+            conflict_term, index = guard.conflict_of(self._journal, message)
+            flags = self._journal.flags
+            reply = Reply(self.term(), message.round, False, index, conflict_term, flags)
+            self._send_to_peer(peer, reply)
+            return
         guard.check_no_committed_loss(match, own_commit)
         if not self._journal.has_capacity(sum(len(data) for data, _, _ in match.entries)):
-            return None
-        agreed = min(message["commit_index"], match.last_index)
+            return
+        agreed = min(message.commit, match.last_index)
         self._leader_commit = max(self._leader_commit, agreed)
-        self._may_cut = match.conflict
+        self._may_cut, self._answered_round = match.conflict, message.round
         safe = min(self._leader_commit, self._journal.durable_index, match.previous_index)
-        return {
-            **message,
+        message_ = {
             "prevLogIdx": match.previous_index,
             "prevLogTerm": match.previous_term,
             "entries": match.entries,
             "commit_index": max(own_commit, safe),
         }
+        self._give(peer, {"type": "append_entries", "term": message.term, **message_})
+        self._may_cut = False
+        self._matched = max(self._matched, match.last_index)
+        self._elections.note_leader()
+        self._advance_follower()
 
-    def _screen_reply(self, message: Message) -> Message | None:
-        end = self._journal.last_index + 1
-        if message["next_node_idx"] <= end:
-            return message
-        return None if message["success"] else {**message, "next_node_idx": end}
+    def _handle_heartbeat(self, peer: str, message: Heartbeat) -> None:
+        self._follow(peer, message.term)
+        agreed = min(message.commit, self._matched)
+        self._leader_commit = max(self._leader_commit, agreed)
+        self._advance_follower()
+        journal = self._journal
+        reply = HeartbeatReply(
+            self.term(),
+            message.round,
+            self._matched,
+            journal.durable_index,
+            self._applied(),
+            journal.flags,
+        )
+        self._send_to_peer(peer, reply)
+
+    def _follow(self, peer: str, term: int) -> None:
+        """Note the leader of a term, without comparing logs."""
+        message_ = {"commit_index": self.commit_index(), "serialized": None}
+        self._give(peer, {"type": "append_entries", "term": term, **message_})
+        self._elections.note_leader()
+
+    def _advance_follower(self) -> None:
+        # A leader's commit index is counted by `tick`. A follower only knows the leader's.
+        if self._SyncObj__raftState != library.LEADER:
+            reached = min(self._leader_commit, self._journal.durable_index)
+            self._SyncObj__raftCommitIndex = max(self.commit_index(), reached)
+
+    def _obey(self, message: Message) -> None:
+        """Do what the leader of this term asks for."""
+        if isinstance(message, TransferRequest) and not self._journal.flags:
+            self._elections.clear_for_transfer()
+            self._SyncObj__raftElectionDeadline = _NEVER
+        elif isinstance(message, Resigned):
+            self._elections.note_resigned()
+            self._SyncObj__raftLeader = None
+            wait = self._random.uniform(0.0, self._timings.heartbeat_s)
+            self._SyncObj__raftElectionDeadline = self._clock() + wait
+        elif isinstance(message, Readmit):
+            held = min(self._matched, self._journal.durable_index, self._applied())
+            if held >= message.index:
+                self._journal.save_flags(self._journal.flags & ~RESTORING)
 
     def _adopt_term(self, term: int) -> None:
         self._SyncObj__setCurrentTerm(term, None)
-        self._SyncObj__setState(_RAFT_STATE.FOLLOWER)
+        self._SyncObj__setState(library.FOLLOWER)
         self._SyncObj__raftLeader = None
 
-    def _send_term(self, peer: str) -> None:
-        self._SyncObj__sendNextNodeIdx(self._nodes[peer])
+    def _give(self, peer: str, message: dict[str, Any]) -> None:
+        self._SyncObj__onMessageReceived(self._nodes[peer], message)
 
-    def _heartbeat_without_entries(self) -> Message:
-        return {
-            "type": guard.APPEND,
-            "term": self.term(),
-            "commit_index": self.commit_index(),
-            "entries": [],
-        }
+    def _outgoing(self, node: Any, message: dict[str, Any]) -> None:
+        """Send what the library wants to send, in our form."""
+        kind = message["type"]
+        if kind == "request_vote":
+            self._requested_at = self._clock()
+            self._promise(node.id, self._vote_request())
+        elif kind == "response_vote":
+            self._promise(node.id, VoteReply(self.term(), True))
+        elif kind == "next_node_idx" and message["success"]:
+            index, flags = message["next_node_idx"] - 1, self._journal.flags
+            reply = Reply(self.term(), self._answered_round, True, index, 0, flags)
+            self._promise(node.id, reply)
 
-    def _outgoing(self, node: Any, message: Message) -> None:
-        if message["type"] == guard.REPLY:
-            message["term"] = self.term()
+    def _promise(self, peer: str, message: Message) -> None:
+        """Send a message once everything that it relies on is durable."""
         journal = self._journal
         if guard.must_be_durable(message) and journal.durable_position < journal.position:
-            self._barrier.hold(journal.position, self.term(), node.id, message)
+            self._barrier.hold(journal.position, self.term(), peer, message)
         else:
-            self._send_to_peer(node.id, message)
+            self._send_to_peer(peer, message)
+
+    def _vote_request(self) -> RequestVote:
+        last_term, last_index = self.last_entry()
+        return RequestVote(self.term(), last_index, last_term, self._elections.is_transfer)
+
+    def _request_votes(self) -> None:
+        """Ask the peers again that have not voted for this candidate."""
+        self._requested_at = self._clock()
+        for peer in self._nodes:
+            if peer not in self._voters:
+                self._promise(peer, self._vote_request())
+
+    # Leading -------------------------------------------------------------------------------------
+
+    def _handle_answer(self, peer: str, message: Reply | HeartbeatReply) -> None:
+        node = self._nodes[peer]
+        self._peer_flags[peer] = message.flags
+        if self._readmissions.note_flags(peer, message.flags):
+            # Entries must not become committed by what this member held before.
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._rounds.forget(peer)
+        if not message.flags & RESTORING:
+            self._rounds.unfit.discard(peer)
+        self._rounds.note_answer(peer, message.round)
+        if isinstance(message, HeartbeatReply):
+            self._replication.note_heartbeat(peer, message)
+            confirmed = self._rounds.confirmed()
+            self.reads.note_confirmed(confirmed)
+            index = self._readmissions.index_for(peer, message, confirmed)
+            if index is not None:
+                self._send_to_peer(peer, Readmit(self.term(), index))
+        elif not message.success or message.index <= self._journal.last_index:
+            if message.success and peer not in self._rounds.unfit:
+                message_ = {"next_node_idx": message.index + 1, "success": True, "reset": False}
+                self._give(peer, {"type": "next_node_idx", "term": message.term, **message_})
+            self._replication.note_reply(peer, message)
+        # The library has set the time of receipt.
+        self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
+        self._send_round_for_reads()
+        self._ask_to_take_over()
+
+    def _heading(self) -> tuple[int, int, int]:
+        return self.term(), self._rounds.newest, self.commit_index()
+
+    def _begin_round(self) -> None:
+        number, term, commit = self._rounds.begin(), self.term(), self.commit_index()
+        # Before that, the own commit index may be behind what an earlier leader has committed.
+        if commit >= self.first_index_of_term():
+            self.reads.note_round(number, commit)
+            self._readmissions.note_round(number, commit)
+        for peer in self._nodes:
+            self._send_to_peer(peer, Heartbeat(term, number, commit))
+
+    def _send_round_for_reads(self) -> None:
+        if self.reads.wants_round and self.commit_index() >= self.first_index_of_term():
+            self._begin_round()
+
+    def _is_fit(self, peer: str) -> bool:
+        """Whether a peer is whole, and has answered lately."""
+        heard_s = self._clock() - self._rounds.heard_at(peer)
+        whole = self._peer_flags.get(peer) == 0
+        return whole and heard_s <= self._timings.leader_fallback_s
+
+    def _ask_to_take_over(self) -> None:
+        handover = self.handover
+        if handover is None:
+            return
+        now, matched = self._clock(), self._SyncObj__raftMatchIndex[self._nodes[handover.target]]
+        if handover.is_due(now, matched, self._journal.last_index):
+            handover.next_request = now + self._timings.heartbeat_s
+            self._send_to_peer(handover.target, TransferRequest(self.term()))
+
+    def _end_leadership(self) -> None:
+        self._replication.stop()
+        self.handover = None
+        self._peer_flags.clear()
+        self._wait_for_leader()
+        if self._last_led_term == self.term():
+            self._elections.note_resigned()
+            for peer in self._nodes:
+                self._send_to_peer(peer, Resigned(self.term()))
+
+    def _wait_for_leader(self) -> None:
+        wait = self._SyncObj__generateRaftTimeout() if self._nodes else float("inf")
+        self._SyncObj__raftElectionDeadline = self._clock() + wait
 
     def _enter(self) -> None:
         """Give the library this group's clock. All groups share its module, so each call does."""
@@ -326,14 +499,29 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     # Overrides of private methods, which the core finds by their mangled names.
 
+    def _SyncObj__connectedToAnyone(self) -> bool:  # noqa: N802
+        """Whether a candidacy is allowed; the library asks when an election is due."""
+        return self._elections.may_campaign()
+
     def _SyncObj__generateRaftTimeout(self) -> float:  # noqa: N802
-        conf = self._SyncObj__conf
-        return self._random.uniform(conf.raftMinTimeout, conf.raftMaxTimeout)
+        timings = self._timings
+        # Inside a tick, a candidacy begins: this is the time until it counts as failed.
+        if self._in_tick:
+            return self._random.uniform(timings.heartbeat_s, timings.election_min_s)
+        wait = self._random.uniform(timings.election_min_s, timings.election_max_s)
+        return 2 * wait if self._journal.flags & SUSPECT else wait
 
     def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802
         if term != self.term():
             self._voters.clear()
+            self._matched = 0
         super()._SyncObj__setCurrentTerm(term, voted_for)
+
+    def _SyncObj__setState(self, state: int) -> None:  # noqa: N802
+        led = self.leads()
+        super()._SyncObj__setState(state)
+        if led and state != library.LEADER:
+            self._end_leadership()
 
     def _SyncObj__getCurrentLogIndex(self) -> int:  # noqa: N802
         # The core assumes that the leader itself holds every entry. While it counts what is
@@ -358,20 +546,20 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__onBecomeLeader(self) -> None:  # noqa: N802
         self._counting = False
+        self._last_led_term = self.term()
+        self._rounds.start()
+        self._readmissions.start()
+        self._replication.start(self._journal.last_index + 1)
         super()._SyncObj__onBecomeLeader()
         # If a tick wins the election, the same tick counts afterwards.
         self._counting = self._in_tick
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
-        # If a peer needs entries that are no longer in memory, the core would never stop sending.
-        # Such a peer gets heartbeats only.
-        next_index, connected = self._SyncObj__raftNextIndex, self._SyncObj__connectedNodes
-        cut_off = {node for node in connected if next_index[node] <= self._journal.anchor_index}
-        connected -= cut_off
-        super()._SyncObj__sendAppendEntries()
-        connected |= cut_off
-        for node in cut_off:
-            self._send_to_peer(node.id, self._heartbeat_without_entries())
+        """Send the heartbeats that are due, and entries to the peers that lack some."""
+        self._SyncObj__newAppendEntriesTime = self._clock() + self._timings.heartbeat_s
+        if self._nodes:
+            self._begin_round()
+            self._replication.beat()
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         """Do nothing but end the counting: the group takes committed entries from the journal."""
@@ -383,19 +571,3 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__tryLogCompaction(self) -> None:  # noqa: N802
         """Do nothing: the owner trims the log."""
-
-
-def _configuration(journal: _CoreJournal, timings: Timings) -> Any:
-    return SyncObjConf(
-        autoTick=False,
-        journalFile=journal,
-        appendEntriesUseBatch=True,
-        appendEntriesBatchSizeBytes=MESSAGE_BYTES,
-        appendEntriesPeriod=timings.heartbeat_s,
-        raftMinTimeout=timings.election_min_s,
-        raftMaxTimeout=timings.election_max_s,
-        leaderFallbackTimeout=timings.leader_fallback_s,
-        connectionTimeout=2 * timings.election_max_s,
-        commandsWaitLeader=False,
-        dynamicMembershipChange=False,
-    )

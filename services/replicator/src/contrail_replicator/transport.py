@@ -1,6 +1,7 @@
 """The transport of groups of one. Groups with several members supply their own."""
 
-from contrail_replicator.ports import GroupEndpoint, Message
+from contrail_replicator.messages import Message
+from contrail_replicator.ports import GroupEndpoint
 
 
 class NullTransport:
