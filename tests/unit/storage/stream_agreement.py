@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import IdHashes
+from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from tests.unit.storage.machine_rig import SHARD, Rig, Shelf, hash_of, picture
@@ -56,7 +57,7 @@ class StreamAgreement(Walk):
     def logged(self) -> list[cmd.Command]:
         """The commands of the entry, as the log has them."""
         pairs = [(SHARD, command) for command in self.entry]
-        entry = cmd.decode_entry(cmd.encode_entry(cmd.Entry(self.now_ns, pairs)))
+        entry = decode_entry(encode_entry(cmd.Entry(self.now_ns, pairs)))
         return [command for _, command in entry.commands]
 
     def expect(self, expected: Result) -> Callable[[Result], None]:

@@ -87,14 +87,6 @@ def test_reason_of_a_term_is_reported_and_no_other() -> None:
     assert [each.reason for each in rig.reported] == ["", "", "broken"]
 
 
-def test_acknowledgements_logged_before_reasons_were_are_still_read() -> None:
-    entry = cmd.Entry(1, [(7, cmd.Acknowledge(1, 1, [2], [("nak", 3, 0)]))])
-    logged = cmd.encode_entry(entry)
-    without = logged[:-1].replace(b"\x96\x0a", b"\x95\x0a")  # an array of five instead of six
-    assert without != logged[:-1]
-    assert cmd.decode_entry(without) == entry
-
-
 def test_machine_loaded_from_its_rows_reports_nothing() -> None:
     rig = rig_with_consumer("explicit")
     rig.apply(1, cmd.Deliver(1, 1, [1], 2))

@@ -19,6 +19,12 @@ from contrail_common.columns.sealed_columns import Seals
 from contrail_common.model import TTL_NEVER, ConsumerConfig, Expected, PublishMessage, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.commands import ArchiveHeader
+from contrail_storage.core.entry_codec import (
+    HEADER_BYTES,
+    encode_command,
+    encode_entry,
+    encode_parts,
+)
 from contrail_storage.replica.entries import AppendRequest, CommandRequest, EntryBuilder
 from contrail_storage.replica.proposer import SEQS_MAX, in_slices
 from tests.unit.storage.test_proposer import KEY, Bench
@@ -86,7 +92,7 @@ def test_messages_count_at_least_what_they_take_in_an_entry(
                 while not builder.take(request):
                     pass
             _, parts = builder.finish()
-            assert len(cmd.encode_parts(NOW_NS, parts)) <= builder.size + 16
+            assert len(encode_parts(NOW_NS, parts)) <= builder.size + HEADER_BYTES + 5
 
     run(scene)
 
@@ -148,6 +154,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.FinishErasures(ids, "n" * 16, HIGH),
         cmd.AssignShards("S", stream.subjects, "i" * 16, HIGH, 64),
         cmd.SkipNumbers(HIGH),
+        cmd.CreateGroup(HIGH, ("n" * 16,) * 5),
     ]
 
 
@@ -160,7 +167,7 @@ def test_commands_of_every_kind_count_at_least_what_they_take_in_an_entry() -> N
         for command in commands:
             before = bench.proposer.queued_bytes
             answers.append(bench.proposer.command(1, command))
-            whole = len(cmd.encode_entry(cmd.Entry(NOW_NS, [(HIGH, command)])))
+            whole = len(encode_entry(cmd.Entry(NOW_NS, [(HIGH, command)])))
             if len(in_slices(command)) == 1:
                 assert bench.proposer.queued_bytes - before >= whole - 16
         await bench.commit_all()
@@ -193,10 +200,10 @@ def test_entry_request_holds_its_command_as_it_is_logged() -> None:
     async def scene() -> None:
         command = cmd.Trim(HIGH, HIGH)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        request = CommandRequest(5, command, cmd.encode_command(command), future)
+        request = CommandRequest(5, command, encode_command(command), future)
         builder = EntryBuilder(NOW_NS, lambda _: KEY)
         builder.add(request)
-        context, parts = builder.finish()
-        assert cmd.encode_parts(NOW_NS, parts) == cmd.encode_entry(context.entry)
+        _, parts = builder.finish()
+        assert encode_parts(NOW_NS, parts) == encode_entry(cmd.Entry(NOW_NS, [(5, command)]))
 
     run(scene)

@@ -6,6 +6,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.results import Result
 from contrail_storage.core.stream import last_matches
@@ -143,8 +144,8 @@ class Races(Walk):
         assert picture(machine) == picture(self.twin.machine)
 
     def do(self, command: cmd.Command) -> Result:
-        entry = cmd.encode_entry(cmd.Entry(2, [(SHARD, command)]))
-        [(_, replayed)] = cmd.decode_entry(entry).commands
+        entry = encode_entry(cmd.Entry(2, [(SHARD, command)]))
+        [(_, replayed)] = decode_entry(entry).commands
         [result], [same] = self.rig.apply(2, command), self.twin.apply(2, replayed)
         assert repr(result) == repr(same)
         return result

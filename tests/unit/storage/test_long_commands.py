@@ -16,6 +16,7 @@ from contrail_link.contract.consume import PullRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import encode_command
 from contrail_storage.core.key_layout import SHARD_GROUP
 from contrail_storage.core.results import Result
 from contrail_storage.disk.files import AppendHandle, Files
@@ -131,7 +132,7 @@ def test_everything_that_is_pending_is_given_up_in_slices_after_a_restart() -> N
             assert isinstance(command, cmd.Exhaust)
             assert in_slices(command) == [command]
             given_up.extend(command.seqs)
-            taken.append(len(cmd.encode_command(command)))
+            taken.append(len(encode_command(command)))
             return propose(command)
 
         rig.propose = measured  # type: ignore[method-assign]

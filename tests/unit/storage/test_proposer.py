@@ -17,13 +17,13 @@ from contrail_common.model import Expected, PublishMessage
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.dedupe import NO_ID
+from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.results import Appended, Done, Refused, Result
 from contrail_storage.replica import entries
 from contrail_storage.replica import proposer as proposing
 from contrail_storage.replica.entries import EntryContext, Outcome, contents_of
 from contrail_storage.replica.message_ids import hash_id
-from contrail_storage.replica.proposer import Proposer
 
 KEY = b"k" * 32
 BLOCK_MESSAGES = 2_000
@@ -48,7 +48,7 @@ class HandGroup:
         if self.refusing:
             raise LogRefusedError
         assert isinstance(context, EntryContext)
-        assert cmd.encode_entry(cmd.decode_entry(data)) == data
+        assert encode_entry(decode_entry(data)) == data
         self.entries.append(data)
         self.in_flight.append((data, context))
         self.outstanding_bytes += len(data)
@@ -63,7 +63,7 @@ class Bench:
         self.unwritten_bytes = 0
         self.hash_key: Callable[[int], bytes] = lambda _: KEY
         self.last_seqs: dict[int, int] = {}
-        self.proposer = Proposer(self.group, lambda: 123, self, (LogRefusedError,))
+        self.proposer = proposing.Proposer(self.group, lambda: 123, self, (LogRefusedError,))
 
     def append(self, shard: int, content: PublishContent) -> asyncio.Future[list[PubResult]]:
         """Propose messages; the future gives what their publisher would get."""
@@ -90,7 +90,7 @@ class Bench:
     def commit_one(self, answer: Callable[[int, cmd.Command], Result] | None = None) -> None:
         data, context = self.group.in_flight.pop(0)
         self.group.outstanding_bytes -= len(data)
-        entry = cmd.decode_entry(data)
+        entry = decode_entry(data)
         context.resolve([(answer or self.answer)(*each) for each in entry.commands])
         self.proposer.settled()
 
@@ -108,7 +108,7 @@ class Bench:
 
     @property
     def decoded(self) -> list[cmd.Entry]:
-        return [cmd.decode_entry(data) for data in self.group.entries]
+        return [decode_entry(data) for data in self.group.entries]
 
 
 async def turn() -> None:

@@ -13,6 +13,7 @@ from contrail_common.model import Expected, PublishMessage, StreamConfig
 from contrail_link.contract.publish import PubResult
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import encode_command
 from contrail_storage.core.results import Done
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -128,7 +129,7 @@ def test_command_as_large_as_an_entry_takes_and_one_byte_larger(over: int) -> No
     async def scene() -> None:
         bench = Bench()
         empty = cmd.RestorePart([(1, bytes(MIB))], "none")
-        head = len(cmd.encode_command(empty)) - MIB
+        head = len(encode_command(empty)) - MIB
         part = cmd.RestorePart([(1, bytes(COMMAND_BYTES_MAX - head + over))], "none")
         if over:
             with refused_with(errors.BODY_TOO_LARGE):

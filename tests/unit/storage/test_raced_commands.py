@@ -263,36 +263,3 @@ def test_names_are_of_the_stream_that_is_meant() -> None:
     assert meta.streams["S"] is before
     assert not apply(cmd.RenewStream("S", "k", "j"))
     assert apply(cmd.RenewStream("S", "l", "j")) == STREAM_GONE
-
-
-def test_entries_of_earlier_versions_are_applied_as_they_were_then() -> None:
-    logged = [
-        [2, CONFIG, "i", b"k" * 32, 0, 0],
-        [7, RED, 1, b"", 0],
-        [7, WIDER, 0, b"", 0],
-        [8, 1],
-        [7, WIDER, 0, b"", 0],
-        [2, LARGER, "another", b"k" * 32, 0, 0],
-        [4, 1 << 62, 10],
-        [14, ["a.1"], 9, 10],
-        [3],
-        [2, CONFIG, "j", b"k" * 32],
-    ]
-    rig = Rig()
-    for command in logged:
-        data = msgspec.msgpack.encode([5, [[7, command]]])
-        entry = cmd.decode_entry(data)
-        assert codes(rig.apply(5, entry.commands[0][1])) == [0]
-    assert rig.machine.config == CONFIG
-    meta = MetaMachine()
-    for command in (
-        [20, "S", ("a",), "i", 1, True],
-        [21, "S", ("a",), None],
-        [29, "S", "j"],
-        [22, "S"],
-        [21, "S", ("a",), None],
-        [23, "S"],
-    ):
-        entry = cmd.decode_entry(msgspec.msgpack.encode([5, [[0, command]]]))
-        assert codes([meta.apply(entry.commands[0][1], Writes())]) == [0]
-    assert not meta.streams

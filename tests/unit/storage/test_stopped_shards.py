@@ -16,7 +16,8 @@ from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link.contract.publish import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.commands import Entry, encode_entry
+from contrail_storage.core.commands import Entry
+from contrail_storage.core.entry_codec import encode_entry
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Done, Refused
 from contrail_storage.replica.advisories import AdvisoryHub

@@ -12,6 +12,7 @@ from contrail_common.columns.blocks import MessageColumns, decode_block, encode_
 from contrail_common.columns.header_columns import HeaderColumns
 from contrail_common.model import ConsumerConfig, StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Refused, Result, Writes
@@ -196,7 +197,7 @@ WORKQUEUE = StreamConfig(name="S", subjects=("a", "b", "a.*"), retention="workqu
 
 def logged(entry: cmd.Entry) -> cmd.Entry:
     """The entry as it comes out of the log."""
-    return cmd.decode_entry(cmd.encode_entry(entry))
+    return decode_entry(encode_entry(entry))
 
 
 @pytest.mark.long

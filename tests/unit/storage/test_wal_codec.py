@@ -4,6 +4,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,7 +130,7 @@ def test_arbitrary_body_decodes_to_records_within_it_or_is_refused(body: bytes) 
 def test_sound_batch_of_a_newer_version_is_refused_not_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(codec, "PLAIN_VERSION", 3)
+    monkeypatch.setattr(codec, "PLAIN_VERSION", 5)
     newer = b"".join(batches_of([b"x"]))
     monkeypatch.undo()
     with pytest.raises(codec.UnsupportedVersionError):
@@ -154,3 +155,13 @@ def test_header_of_a_batch_in_parts_is_that_of_the_parts_together() -> None:
     parts = [b"one", b"", b"three" * 1_000]
     assert codec.batch_header(SALT, 7, *parts) == codec.batch_header(SALT, 7, b"".join(parts))
     assert codec.batch_header(SALT, 7) == codec.batch_header(SALT, 7, b"")
+
+
+@pytest.mark.parametrize(("version", "is_sealed"), [(1, False), (2, True), (3, False), (4, True)])
+def test_batches_of_this_release_and_of_0_2_are_read(version: int, is_sealed: bool) -> None:
+    head = codec.batch_header(SALT, 1, b"")
+    whole = head[:20] + bytes((version,)) + head[21:24]
+    whole += crc32c(whole).to_bytes(4, "little")
+    batch = codec.read_batch(memoryview(whole), 0, SALT)
+    assert batch is not None
+    assert batch.sealed is is_sealed

@@ -10,8 +10,11 @@ import pytest
 
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import (
+    NO_CLUSTER,
     NodeFileDamagedError,
     NodeIdentity,
+    Stage,
+    begin_boot,
     load_identity,
     read_node_file,
     save_identity,
@@ -112,6 +115,31 @@ def test_identity_comes_back_as_saved(tmp_path: Path) -> None:
     assert load_identity(Files(), tmp_path) == NodeIdentity("node-1", 8)
 
 
+def test_start_counts_itself_and_forms_a_cluster_of_one(tmp_path: Path) -> None:
+    first = begin_boot(Files(), tmp_path, IDENTITY, b"c" * 16)
+    assert first == load_identity(Files(), tmp_path)
+    assert (first.cluster_id, first.node_number, first.boots) == (b"c" * 16, 1, 1)
+    second = begin_boot(Files(), tmp_path, first, b"d" * 16)
+    assert (second.cluster_id, second.boots) == (b"c" * 16, 2)
+    waiting = NodeIdentity("node-1", 7, stage=Stage.EMPTY)
+    assert begin_boot(Files(), tmp_path, waiting, b"c" * 16).cluster_id == NO_CLUSTER
+
+
+def test_identity_of_release_0_2_is_taken_over(tmp_path: Path) -> None:
+    old = {"node_id": "node-1", "incarnation": 7, "encrypted": True}
+    write_node_file(Files(), tmp_path / "identity", msgspec.msgpack.encode(old))
+    found = load_identity(Files(), tmp_path)
+    assert found == NodeIdentity("node-1", 7, encrypted=True)
+    assert found.stage is Stage.FORMED
+
+
+def test_identity_of_a_newer_release_is_refused_and_is_no_damage(tmp_path: Path) -> None:
+    newer = {"version": 3, "node_id": "node-1", "incarnation": 7, "zone": "a"}
+    write_node_file(Files(), tmp_path / "identity", msgspec.msgpack.encode(newer))
+    with pytest.raises(OSError, match="newer release"):
+        load_identity(Files(), tmp_path)
+
+
 @pytest.mark.parametrize("damage", [b"", b"\0", b"CTNF"])
 def test_damaged_identity_is_an_error_not_a_new_node(tmp_path: Path, damage: bytes) -> None:
     save_identity(Files(), tmp_path, IDENTITY)
@@ -132,8 +160,9 @@ def test_every_flipped_byte_of_a_node_file_is_noticed(tmp_path: Path) -> None:
             read_node_file(Files(), path)
 
 
-def test_sound_file_with_a_foreign_content_is_no_identity(tmp_path: Path) -> None:
-    write_node_file(Files(), tmp_path / "identity", msgspec.msgpack.encode({"node_id": 3}))
+@pytest.mark.parametrize("content", [{"node_id": 3}, {}, [2], 2])
+def test_sound_file_with_a_foreign_content_is_no_identity(tmp_path: Path, content: object) -> None:
+    write_node_file(Files(), tmp_path / "identity", msgspec.msgpack.encode(content))
     with pytest.raises(NodeFileDamagedError):
         load_identity(Files(), tmp_path)
 

@@ -124,6 +124,9 @@ class SimDisk(Files):
             raise FileNotFoundError(path)
         return bytes(self.names[path].content)
 
+    def read_part(self, path: Path, offset: int, size: int) -> bytes:
+        return self.read(path)[offset : offset + size]
+
     def list_names(self, directory: Path) -> list[str]:
         return sorted(path.name for path in self.names if path.parent == directory)
 

@@ -11,6 +11,7 @@ A node whose folder cannot be written at the start is opened for reading, and re
 
 import asyncio
 import os
+import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from contrail_storage.core import key_layout as keys
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import begin_boot
 from contrail_storage.disk.whole_steps import whole
 from contrail_storage.repair.rebuild import Rebuilt, rebuild
 from contrail_storage.repair.swap import STORE_NAME, discard_unfinished
@@ -296,6 +299,8 @@ class Healing:
         if node.keyring is not None:
             node.keyring.rotate(node.options.node_keys[0])
         if not node.log.is_open:
+            files, folder = node.options.files or Files(), node.options.data_dir
+            node.identity = begin_boot(files, folder, node.identity, secrets.token_bytes(16))
             node.log.begin_segment()
 
     async def start_reading(self) -> dict[int, int]:

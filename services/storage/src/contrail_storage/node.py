@@ -6,7 +6,7 @@ indexes, lets the groups replay the rest of the log, and then leads.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -94,10 +94,10 @@ class StorageNode:
         self.writer = StoreWriter(
             self._store,
             StoreStalledError,
-            self._written_soon,
-            self._store_failed_soon,
+            self._soon(self._written),
+            self._soon(self._store_failed),
             lambda shard_id: self.applier.codec_of(shard_id),  # noqa: PLW0108 - made below
-            self._lost_soon,
+            self._soon(self._lost),
         )
         self.advisories = AdvisoryHub()
         self.applier = Applier(
@@ -395,8 +395,7 @@ class StorageNode:
             self._ready = False
             self.consumers.flush()
             self.restores.close()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._until_applied(), _STOP_GRACE_S)
+            await self._until_applied()
             await self._end(flushed=True)
 
     async def _end(self, *, flushed: bool) -> None:
@@ -405,6 +404,9 @@ class StorageNode:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if flushed:
+            self.groups.close()
+            await self._until_applied()
         for group in self.groups.values():
             group.stop()
         await asyncio.to_thread(self.log.close)
@@ -439,23 +441,23 @@ class StorageNode:
             self.lock.release()
 
     async def _until_applied(self) -> None:
-        while not self.failure and (
-            any(log.queued_bytes for log in self.groups.proposers.values())
-            or any(group.outstanding_bytes for group in self.groups.values())
-        ):
-            await self.write_noted()
+        """Wait until nothing is queued or on its way to the log; at most for the grace time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_GRACE_S):
+                while not self.failure and self.groups.busy:
+                    await self.write_noted()
 
     # Failures ------------------------------------------------------------------------------------
 
-    def _written_soon(self, jobs: list[Job]) -> None:
-        self._loop.call_soon_threadsafe(self._written, jobs)
+    def _soon(self, callback: Callable[[Any], None]) -> Callable[[Any], None]:
+        def soon(argument: Any) -> None:
+            self._loop.call_soon_threadsafe(callback, argument)
+
+        return soon
 
     def _written(self, jobs: list[Job]) -> None:
         self.writer.settle(len(jobs))
         self.applier.written(jobs)
-
-    def _lost_soon(self, jobs: list[Job]) -> None:
-        self._loop.call_soon_threadsafe(self._lost, jobs)
 
     def _lost(self, jobs: list[Job]) -> None:
         self.writer.settle(len(jobs))
@@ -464,9 +466,6 @@ class StorageNode:
     def _write_noted(self) -> None:
         self._write_seen.set()
         self.groups.resume()
-
-    def _store_failed_soon(self, error: Exception) -> None:
-        self._loop.call_soon_threadsafe(self._store_failed, error)
 
     def _store_failed(self, error: Exception) -> None:
         self._write_seen.set()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contrail_storage.core.entry_codec import EntryVersionError
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import (
@@ -38,7 +39,7 @@ def open_node(options: NodeOptions, make: Make) -> "StorageNode":
         return _open(options, make)
     except (NodeFileDamagedError, StoreCorruptError, StoreMissingError) as error:
         raise DataLostError(f"stored data is damaged: {error}") from error
-    except (StoreError, UnsupportedVersionError, KeysRefusedError) as error:
+    except (StoreError, UnsupportedVersionError, EntryVersionError, KeysRefusedError) as error:
         raise OSError(str(error)) from error
 
 

@@ -5,7 +5,6 @@ limit and duplicate, so it may refuse a command.
 """
 
 import builtins
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -574,27 +573,3 @@ class Entry(msgspec.Struct, array_like=True):
 
     time_ns: int
     commands: list[tuple[int, Command]]
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Entry)
-
-
-def encode_entry(entry: Entry) -> bytes:
-    """The bytes that are logged and replicated."""
-    return _encoder.encode(entry)
-
-
-def encode_command(command: Command) -> msgspec.Raw:
-    """The bytes of a command within an entry."""
-    return msgspec.Raw(_encoder.encode(command))
-
-
-def encode_parts(time_ns: int, commands: Sequence[tuple[int, Command | msgspec.Raw]]) -> bytes:
-    """As :func:`encode_entry`, for commands that may be encoded already."""
-    return _encoder.encode((time_ns, commands))
-
-
-def decode_entry(data: bytes) -> Entry:
-    """The entry logged as ``data``. Raises msgspec.DecodeError if it is not one."""
-    return _decoder.decode(data)

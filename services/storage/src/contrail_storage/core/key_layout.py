@@ -4,7 +4,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 
 | kind | key after the shard | value |
 |---|---|---|
-| ``A`` | - (the u32 is the group) | applied index and term |
+| ``A`` | - (the u32 is the group) | applied index and term, log time, digest |
 | ``B`` | u64 base sequence | block |
 | ``I`` | u64 base sequence | index row of the block; empty: removed from its page |
 | ``G`` | u64 first sequence covered | page of index rows |

@@ -77,6 +77,11 @@ class Files:
         with _named(path):
             return path.read_bytes()
 
+    def read_part(self, path: Path, offset: int, size: int) -> bytes:
+        """Return the bytes of a file from `offset` on, at most `size`."""
+        with _named(path), path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
+
     def list_names(self, directory: Path) -> list[str]:
         """Return the names in a directory, sorted."""
         return sorted(os.listdir(directory))

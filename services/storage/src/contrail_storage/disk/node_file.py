@@ -1,12 +1,14 @@
 """Small files that are replaced as a whole: a power cut leaves the old content or the new."""
 
+import enum
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from contrail_storage.disk.files import Files
 
@@ -14,23 +16,42 @@ _HEADER: Final = struct.Struct("<4sBxxxI")
 _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = b"CTNF"
 _VERSION: Final = 1
+_IDENTITY_VERSION: Final = 2
 IDENTITY_NAME: Final = "identity"
 LOG_NAME: Final = "wal"
+
+
+NO_CLUSTER: Final = bytes(16)
+"""The id of the cluster of a node that is in none, or in one that has no id yet."""
 
 
 class NodeFileDamagedError(Exception):
     """A small node file exists, but its content is not what was written."""
 
 
-class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The identity of a node, and whether its folder is encrypted. Encryption never changes.
+class Stage(enum.IntEnum):
+    """How far a node is part of a cluster."""
 
-    The incarnation increases when the node has lost its data.
+    EMPTY = 0
+    PREPARED = 1
+    FORMED = 2
+
+
+class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The identity of a node, its place in a cluster, and whether its folder is encrypted.
+
+    A node alone is a formed cluster of one, and has number 1. The incarnation increases when the
+    node has lost its data; `boots` increases with each start that changes the folder, so that a
+    copy of an older folder is noticed. Encryption never changes.
     """
 
     node_id: str
     incarnation: int
     encrypted: bool = False
+    cluster_id: bytes = NO_CLUSTER
+    node_number: int = 1
+    boots: int = 0
+    stage: Stage = Stage.FORMED
 
 
 def write_node_file(files: Files, path: Path, payload: bytes) -> None:
@@ -73,17 +94,39 @@ def read_node_file(files: Files, path: Path) -> bytes:
 
 def save_identity(files: Files, directory: Path, identity: NodeIdentity) -> None:
     """Write the node's identity durably. Raises OSError."""
-    write_node_file(files, directory / IDENTITY_NAME, msgspec.msgpack.encode(identity))
+    fields = msgspec.to_builtins(identity, builtin_types=(bytes,))
+    payload = msgspec.msgpack.encode({"version": _IDENTITY_VERSION, **fields})
+    write_node_file(files, directory / IDENTITY_NAME, payload)
+
+
+def begin_boot(
+    files: Files, directory: Path, identity: NodeIdentity, new_cluster_id: bytes
+) -> NodeIdentity:
+    """Note durably that the node starts, and return its identity from now on. Raises OSError.
+
+    A node alone that is in no cluster yet forms one with ``new_cluster_id``.
+    """
+    cluster_id = identity.cluster_id
+    if cluster_id == NO_CLUSTER and identity.stage is Stage.FORMED:
+        cluster_id = new_cluster_id
+    booted = replace(identity, cluster_id=cluster_id, boots=identity.boots + 1)
+    save_identity(files, directory, booted)
+    return booted
 
 
 def load_identity(files: Files, directory: Path) -> NodeIdentity | None:
     """Return the node's identity, or None on a node that never had one.
 
-    Raises NodeFileDamagedError if the file exists and is damaged.
+    Raises NodeFileDamagedError if the file exists and is damaged, and OSError if a newer release
+    wrote it.
     """
     try:
         payload = read_node_file(files, directory / IDENTITY_NAME)
-        return msgspec.msgpack.decode(payload, type=NodeIdentity)
+        fields = msgspec.msgpack.decode(payload, type=dict[str, Any])
+        version = fields.pop("version", 1)  # release 0.2 wrote none, and no cluster
+        if version not in (1, _IDENTITY_VERSION):
+            raise OSError(f"the file {IDENTITY_NAME} is of a newer release (version {version})")
+        return msgspec.convert(fields, NodeIdentity)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:

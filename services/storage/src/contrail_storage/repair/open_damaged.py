@@ -23,6 +23,7 @@ from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import RANGES_MAX, REASON_MAX
+from contrail_storage.core.entry_codec import encode_entry
 from contrail_storage.core.facts import facts_of
 from contrail_storage.core.meta_machine import MetaMachine, StreamEntry
 from contrail_storage.core.results import Writes
@@ -39,7 +40,7 @@ from contrail_storage.disk.node_file import (
 )
 from contrail_storage.options import NodeOptions
 from contrail_storage.repair.readable_rows import ReadableRows, StrayRows
-from contrail_storage.repair.salvage import SalvagedGroup, begin_again, salvage
+from contrail_storage.repair.salvage import SalvagedGroup, begin_again, cut_damaged, salvage
 from contrail_storage.repair.swap import (
     CHECKPOINTS_NAME,
     STORE_NAME,
@@ -407,6 +408,7 @@ class _Repair:
         found = salvage(
             self._folder.files, self._folder.data_dir / LOG_NAME, self._applied, self._keyring
         )
+        cut_damaged(found.values())
         # The entries first, in their places in the log. The loss is accepted at an index above all
         # of them.
         for group in _GROUPS:
@@ -541,7 +543,7 @@ class _Repair:
         """Apply commands at an index above all indexes that were ever used."""
         index = max(self._applied[group], held.highest) + INDEX_STEP
         entry = cmd.Entry(time.time_ns(), list(commands))
-        self._applier.apply(group, index, held.end_term, cmd.encode_entry(entry), None)
+        self._applier.apply(group, index, held.end_term, encode_entry(entry), None)
 
     def _names(self) -> list[tuple[int, cmd.Command]]:
         """Return commands that make the names match the existing shards."""

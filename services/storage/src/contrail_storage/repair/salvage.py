@@ -4,11 +4,12 @@ A group's entries are used up to the first missing one, because later entries ma
 the store is ahead of the damage, nothing is missing, and later entries continue from the store.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+from contrail_storage.core.entry_codec import EntryDamagedError, check_entry
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import NodeFileDamagedError
 from contrail_storage.seal.frames import Sealer
@@ -28,6 +29,7 @@ class SalvagedGroup:
     end: int = 0
     term: int = 0
     voted_for: str | None = None
+    flags: int = 0
     highest: int = 0
     entries: list[tuple[bytes, int, int]] = field(default_factory=list)
     lost: bool = False
@@ -72,6 +74,22 @@ def _newest_may_be_missing(files: Files, directory: Path, segments: list[Segment
         return True
 
 
+def cut_damaged(groups: Iterable[SalvagedGroup]) -> None:
+    """Use no entry that is not what was proposed, and none after it.
+
+    Raises EntryVersionError for entries of another release.
+    """
+    for group in groups:
+        for position, (data, index, _) in enumerate(group.entries):
+            try:
+                if data:
+                    check_entry(data)
+            except EntryDamagedError:
+                del group.entries[position:]
+                group.end, group.lost = index - 1, True
+                break
+
+
 def begin_again(
     files: Files,
     directory: Path,
@@ -82,7 +100,7 @@ def begin_again(
     files.make_directory(directory)
     segment = new_segment(1, 1)
     body = b"".join(
-        codec.hard_state_record(group, term, held.voted_for)
+        codec.hard_state_record(group, term, held.voted_for, held.flags)
         + codec.mark_record(RecordKind.BASE, group, index, term)
         for group, (index, term, held) in groups.items()
     )
@@ -145,6 +163,9 @@ class _SegmentSalvage:
         group.highest = max(group.highest, record.index)
         if record.kind is RecordKind.HARD_STATE:
             group.term, group.voted_for = record.term, content.decode(errors="replace") or None
+            group.flags = record.index
+        elif record.kind is RecordKind.END:
+            del self._groups[record.group]
         # After a gap nothing is added, even if it is sound: later entries may depend on a missing
         # one.
         elif group.lost:

@@ -10,6 +10,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import Block, BlockCodec
 from contrail_common.timings import Timings
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.chain import NO_CHAIN, Chain, next_digest
 from contrail_storage.core.commands import (
     META_SHARD,
     AcceptLoss,
@@ -26,8 +27,8 @@ from contrail_storage.core.commands import (
     ListStream,
     RestorePart,
     UnlistStream,
-    decode_entry,
 )
+from contrail_storage.core.entry_codec import decode_entry, entry_crc
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Refused, Result, Writes
@@ -136,6 +137,8 @@ class Applier:
         """By group: the index up to which every entry is applied and in the store."""
         self.shards: dict[int, Shard] = {}
         """By number. The event loop changes it; the store's writer thread looks shards up."""
+        self.chains: dict[int, Chain] = {}
+        """By group: the log time and the digest of everything that was applied."""
         self.last_entry_ns = 0
         """The latest time of an applied entry, in log time."""
         self.unwritten_bytes = 0
@@ -174,10 +177,13 @@ class Applier:
         own = context if isinstance(context, EntryContext) else None
         job = WriteJob(group, index, term, [])
         if data:
-            entry = own.entry if own is not None else decode_entry(data)
+            # Members of one group all decode, also the leader: then they apply the same, whatever
+            # it proposed. A node alone keeps what it has, since copies cost a fifth of a publish.
+            entry = own.entry if own is not None and own.entry else decode_entry(data)
             writes = Writes()
             results = self._apply_entry(group, index, entry, writes)
             self._fill(job, writes)
+            self._continue_chain(job, data, entry, results)
             # Counted until the store has it: above a bound, the proposer makes no more entries.
             job.bytes = len(data)
             self.unwritten_bytes += job.bytes
@@ -189,7 +195,20 @@ class Applier:
             # After the results: a publisher gets its sequence before a reader can show the message.
             self._advance(writes)
         else:
+            job.chain = self.chains.get(group, NO_CHAIN)
             self._behind.put(job)
+
+    def _continue_chain(
+        self, job: WriteJob, data: bytes, entry: Entry, results: list[Result | Unapplied]
+    ) -> None:
+        """Extend the group's digest by an entry that was applied."""
+        if keys.is_in_memory(job.group):
+            return
+        touched = {shard_id: self.shards.get(shard_id) for shard_id, _ in entry.commands}
+        counters = [(at, one.machine.counters) for at, one in touched.items() if one is not None]
+        before = self.chains.get(job.group, NO_CHAIN)
+        digest = next_digest(before.digest, job.index, job.term, entry_crc(data), results, counters)
+        self.chains[job.group] = job.chain = Chain(max(before.time_ns, entry.time_ns), digest)
 
     def _advance(self, writes: Writes) -> None:
         """Let readers see the appended messages."""
@@ -385,6 +404,7 @@ class Applier:
             known.notify()
             self.changes.note_all(shard_id)
         self.written_indexes.update(fresh.written_indexes)
+        self.chains.update(fresh.chains)
         self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
 
     def _note_small(self, shard_id: int, span: BlockSpan, level: int = 0) -> None:

@@ -260,9 +260,12 @@ class Unapplied:
 
 @dataclass(slots=True, eq=False)
 class EntryContext:
-    """An entry that this node proposed: its commands, and the waiter of each command."""
+    """An entry that this node proposed, and the waiter of each of its commands.
 
-    entry: Entry
+    ``entry`` is None if it is to be decoded from the log's bytes, as other members do.
+    """
+
+    entry: Entry | None
     waiters: list[Waiter]
     begun: float = field(default_factory=perf_counter)
 

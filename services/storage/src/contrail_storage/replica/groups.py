@@ -60,6 +60,21 @@ class Groups(Mapping[int, Group]):
     def __len__(self) -> int:
         return len(self._groups)
 
+    @property
+    def busy(self) -> bool:
+        """Whether requests are queued, or entries are on their way to the log."""
+        return any(one.queued_bytes for one in self.proposers.values()) or any(
+            group.outstanding_bytes for group in self._groups.values()
+        )
+
+    def close(self) -> None:
+        """Refuse all queued and later requests, while entries on their way are applied.
+
+        After a clean stop the log has no other entry, since another release may not read it.
+        """
+        for proposer in self.proposers.values():
+            proposer.close()
+
     def join(
         self,
         number: int,

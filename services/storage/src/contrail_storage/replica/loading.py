@@ -9,6 +9,7 @@ import structlog
 
 from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.chain import Chain, decode_applied
 from contrail_storage.core.commands import META_SHARD
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.stream.stream_machine import StreamMachine
@@ -91,7 +92,9 @@ def load_node(scan: ScanRange, meta: MetaMachine, applier: Applier, blocks: Bloc
     """Load everything that a node has stored."""
     rows = RowsInOrder(scan)
     # First: the log is read from these indexes on.
-    applier.written_indexes.update(applied_indexes(rows))
+    for group, (index, chain) in applied_rows(rows).items():
+        applier.written_indexes[group], applier.chains[group] = index, chain
+        applier.last_entry_ns = max(applier.last_entry_ns, chain.time_ns)
     load_meta(rows, meta)
     groups = {
         keys.last_number(key, 4): int.from_bytes(value, "big") for key, value in rows(keys.GROUP)
@@ -121,12 +124,14 @@ def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
     return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard_id)) > 0
 
 
+def applied_rows(scan: Scan) -> dict[int, tuple[int, Chain]]:
+    """By group: the applied index of the store, and what is known of the entries up to it."""
+    return {keys.last_number(key, 4): decode_applied(row) for key, row in scan(keys.APPLIED)}
+
+
 def applied_indexes(scan: Scan) -> dict[int, int]:
     """By group: the applied index of the store."""
-    return {
-        keys.last_number(key, 4): int.from_bytes(value[:8], "big")
-        for key, value in scan(keys.APPLIED)
-    }
+    return {group: index for group, (index, _) in applied_rows(scan).items()}
 
 
 def load_meta(scan: Scan, meta: MetaMachine) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import encode_command
 from contrail_storage.core.results import Done, Refused, Reserved, Result
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.raft_port import Group
@@ -75,7 +76,7 @@ class MetaLog:
     async def _try(self, command: cmd.MetaCommand) -> Result:
         if self._group.is_leader or self._forward is None:
             return await self._proposer.command(cmd.META_SHARD, command)
-        body = await self._forward(cmd.encode_command(command))
+        body = await self._forward(encode_command(command))
         answer = msgspec.msgpack.decode(body, type=_Answer)
         # Otherwise the caller would look for the effect of its command in an earlier state.
         while self._group.applied_index < answer.index:

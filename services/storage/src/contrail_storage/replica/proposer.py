@@ -24,9 +24,8 @@ from contrail_storage.core.commands import (
     Command,
     Exhaust,
     RestorePart,
-    encode_command,
-    encode_parts,
 )
+from contrail_storage.core.entry_codec import encode_command, encode_parts
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.replica.entries import (
     COMMAND_BYTES_MAX,
@@ -133,6 +132,8 @@ class Proposer:
     _held_bytes: int = 0
     # Entries that were proposed and are neither applied nor lost.
     _in_flight: int = 0
+    # Whether `close` was called.
+    _closed: bool = False
     # Whether `_flush` is already due in this turn of the loop.
     _scheduled: bool = False
     _moved_s: float = 0.0
@@ -184,7 +185,7 @@ class Proposer:
         return encoded
 
     def _admit(self, size: int) -> asyncio.AbstractEventLoop:
-        if not self.group.is_leader:
+        if self._closed or not self.group.is_leader:
             raise self.no_leader()
         waiting = self._queue_bytes + self._held_bytes
         # One request is accepted whatever its size, or the largest could never be published.
@@ -212,6 +213,7 @@ class Proposer:
                 self._propose(context, parts)
 
     def _propose(self, context: EntryContext, parts: list[Part]) -> None:
+        assert context.entry is not None
         try:
             data = encode_parts(context.entry.time_ns, parts)
         except Exception as error:
@@ -222,6 +224,8 @@ class Proposer:
             _log.critical("entry_too_large", bytes=len(data))
             context.refuse(not_logged(f"an entry of {len(data)} bytes cannot be logged"))
             return
+        if not self.group.is_alone:
+            context.entry = None
         try:
             self.group.propose(data, context)
         except self.refusals:
@@ -305,6 +309,11 @@ class Proposer:
     def no_leader(self) -> ApiError:
         """The refusal while this node does not lead the group."""
         return no_leader(None if self.group.is_alone else self.group.leader)
+
+    def close(self) -> None:
+        """Refuse all queued requests and all later ones. Entries on their way go on."""
+        self._closed = True
+        self.fail_all()
 
     @property
     def problem(self) -> str:

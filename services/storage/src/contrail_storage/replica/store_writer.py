@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+import msgspec
 import structlog
 
 from contrail_common.columns.blocks import Block, BlockCodec, encode_block, join_blocks
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.chain import NO_CHAIN, Chain, encode_applied
 from contrail_storage.core.results import Row
 from contrail_storage.store.block_store import BlockSpan, index_row, span_of
 from contrail_storage.store.directory_pages import PageRange, page_rows
@@ -51,17 +53,17 @@ class GoneBlock(NamedTuple):
     paged: bool
 
 
-@dataclass(slots=True, eq=False)
-class WriteJob:
+class WriteJob(msgspec.Struct, eq=False):
     """The changes of one applied entry: rows, blocks with directory entries, removed blocks."""
 
     group: int
     index: int
     term: int
     rows: list[Row]
-    blocks: list[tuple[int, Block, BlockSpan]] = field(default_factory=list)
-    dropped: list[GoneBlock] = field(default_factory=list)
+    blocks: list[tuple[int, Block, BlockSpan]] = []
+    dropped: list[GoneBlock] = []
     bytes: int = 0
+    chain: Chain = NO_CHAIN
 
 
 @dataclass(slots=True, eq=False)
@@ -309,7 +311,7 @@ class StoreWriter:
             applied[job.group] = job
         # Once per batch, with the last index: rows and index are one atomic write.
         for group, job in applied.items():
-            value = job.index.to_bytes(8, "big") + job.term.to_bytes(8, "big")
+            value = encode_applied(job.index, job.term, job.chain)
             operations.append(("put", keys.shard_key(keys.APPLIED, group), value))
         return operations
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import structlog
 
+from contrail_storage.core.entry_codec import EntryDamagedError, check_entry
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.whole_steps import whole
@@ -31,6 +32,21 @@ class DataLostError(Exception):
     def __init__(self, reason: str, *, store_is_whole: bool = False) -> None:
         super().__init__(reason)
         self.store_is_whole = store_is_whole
+
+
+def check_unapplied(log: NodeLog) -> None:
+    """Check the recovered entries, all of which are to be applied.
+
+    Raises DataLostError, or EntryVersionError for entries of another release.
+    """
+    for number, group in log.recovery.groups.items():
+        for data, index, _ in group.entries:
+            try:
+                if data:
+                    check_entry(data)
+            except EntryDamagedError as error:
+                reason = f"entry {index} of group {number} is damaged: {error}"
+                raise DataLostError(reason, store_is_whole=True) from error
 
 
 def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
@@ -73,7 +89,11 @@ class Checkpointer:
     def verify(
         self, log: NodeLog, applied: Mapping[int, int], machines: Mapping[int, StreamMachine]
     ) -> None:
-        """Raise DataLostError if the store or the log has less than a record proves."""
+        """Raise DataLostError if the store or the log has less than a record proves.
+
+        Also raises as `check_unapplied` does.
+        """
+        check_unapplied(log)
         bases = {number: group.base_index for number, group in log.recovery.groups.items()}
         marks = marks_of(machines, self._group)
         findings = self._checkpoint.verify(applied, marks, bases)

@@ -2,6 +2,7 @@
 
 from contrail_storage.wal.log_options import LogOptions
 from contrail_storage.wal.node_log import (
+    EntriesGoneError,
     LogFailedError,
     LogFullError,
     LogRottenError,
@@ -10,6 +11,7 @@ from contrail_storage.wal.node_log import (
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Rot, TornTail
 
 __all__ = [
+    "EntriesGoneError",
     "LogFailedError",
     "LogFullError",
     "LogOptions",

@@ -10,10 +10,10 @@ All integers are little-endian. The CRC covers the header before it and the body
 a random salt, which is part of its name. After damaged bytes, the salt shows where a batch may
 start. No message can imitate a batch, because nobody outside knows the salt.
 
-In an encrypted log the version is 2, and the data of every record is a sealed frame, even when it
-is empty. The frame is bound to the batch's salt and number, the record's position in the batch and
-its header: a frame that was moved does not open. The CRC covers the sealed bytes, so a torn tail
-can be distinguished from rot without a key.
+In a plain log the version is 3. In an encrypted log it is 4, and the data of every record is a
+sealed frame, even when it is empty. The frame is bound to the batch's salt and number, the record's
+position in the batch and its header: a frame that was moved does not open. The CRC covers the
+sealed bytes, so a torn tail can be distinguished from rot without a key.
 """
 
 import struct
@@ -26,8 +26,10 @@ from crc32c import crc32c
 
 from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
 
-PLAIN_VERSION: Final = 1
-SEALED_VERSION: Final = 2
+PLAIN_VERSION: Final = 3
+SEALED_VERSION: Final = 4
+# Release 0.2 wrote 1 and 2, with the same records. It refuses a log with higher ones in a sentence.
+_SEALED: Final = {1: False, 2: True, PLAIN_VERSION: False, SEALED_VERSION: True}
 SALT_BYTES: Final = 8
 _BATCH: Final = struct.Struct("<8sQIB3x")
 _CRC: Final = struct.Struct("<I")
@@ -44,6 +46,7 @@ class RecordKind(IntEnum):
     HARD_STATE = 2
     TRUNCATE = 3
     BASE = 4
+    END = 5
 
 
 _KINDS: Final = {int(kind): kind for kind in RecordKind}
@@ -54,10 +57,11 @@ _WITH_DATA: Final = frozenset({RecordKind.ENTRY, RecordKind.HARD_STATE})
 class Record:
     """One decoded record; `data` is a view into the segment and valid as long as that.
 
-    ENTRY adds the next entry. HARD_STATE sets term and vote (`data`: the voted node's id, empty
-    for none). TRUNCATE cuts the log from `index` on; the entry before has `term`. BASE says that
-    the log ends at (`index`, `term`): a log that has this entry is cut after it, any other becomes
-    empty and continues after it.
+    ENTRY adds the next entry. HARD_STATE sets term, vote (`data`: the voted node's id, empty for
+    none) and, in place of the index, the member's flags (bit 0: restoring, bit 1: suspect).
+    TRUNCATE cuts the log from `index` on; the entry before has `term`. BASE says that the log ends
+    at (`index`, `term`): a log that has this entry is cut after it, any other becomes empty and
+    continues after it. END removes the group.
     """
 
     kind: RecordKind
@@ -111,14 +115,14 @@ def record_header(kind: RecordKind, group: int, index: int, term: int, data_leng
     return _RECORD.pack(kind, group, index, term, data_length)
 
 
-def hard_state_record(group: int, term: int, voted_for: str | None) -> bytes:
+def hard_state_record(group: int, term: int, voted_for: str | None, flags: int = 0) -> bytes:
     """Return a whole HARD_STATE record."""
     vote = (voted_for or "").encode()
-    return _RECORD.pack(RecordKind.HARD_STATE, group, 0, term, len(vote)) + vote
+    return _RECORD.pack(RecordKind.HARD_STATE, group, flags, term, len(vote)) + vote
 
 
 def mark_record(kind: RecordKind, group: int, index: int, term: int) -> bytes:
-    """Return a whole record without data: TRUNCATE or BASE."""
+    """Return a whole record without data: TRUNCATE, BASE or END."""
     return _RECORD.pack(kind, group, index, term, 0)
 
 
@@ -140,11 +144,11 @@ def read_batch(segment: memoryview, offset: int, salt: bytes) -> Batch | None:
     if crc32c(body, crc32c(segment[offset : offset + _BATCH.size])) != expected:
         return None
     # After the checksum: a damaged version byte is damage, not a newer release.
-    if version not in (PLAIN_VERSION, SEALED_VERSION):
+    if version not in _SEALED:
         raise UnsupportedVersionError(
             f"WAL batch {number} has version {version}, above {SEALED_VERSION}"
         )
-    return Batch(number, body, end, version == SEALED_VERSION)
+    return Batch(number, body, end, _SEALED[version])
 
 
 def find_batch(data: bytes, start: int, salt: bytes) -> int | None:

@@ -9,61 +9,83 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from contrail_storage.disk.files import Files
-from contrail_storage.wal.codec import SALT_BYTES
+from contrail_storage.wal.codec import SALT_BYTES, RecordKind
+from contrail_storage.wal.spans import Change, GroupSpans
 
 OnDurable = Callable[[int, int], None]
 SUFFIX: Final = ".wal"
 _NAME: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{16})-([0-9a-f]{16})\.wal")
 
 
-class LogEnd(NamedTuple):
-    """The end of a group's log after its first `position` records, with term and vote there."""
+class LogEnd(msgspec.Struct, frozen=True, gc=False):
+    """The end of a group's log after its first `position` records.
+
+    With term, vote and the member's flags there (see :class:`~contrail_storage.wal.codec.Record`).
+    """
 
     position: int
     last_index: int
     last_term: int
     term: int
     voted_for: str | None
+    flags: int
 
 
-NOTHING: Final = LogEnd(0, 0, 0, 0, None)
+NOTHING: Final = LogEnd(0, 0, 0, 0, None, 0)
 
 
 @dataclass(slots=True)
 class LogGroup:
-    """The log of one group: its `end`, and the end of the part that is `durable`."""
+    """The log of one group: its `end`, and the end and the `spans` of the part that is `durable`.
+
+    `followed` groups have other members, which read the tail of the log.
+    """
 
     end: LogEnd = NOTHING
     durable: LogEnd = NOTHING
+    spans: GroupSpans = field(default_factory=GroupSpans)
     on_durable: OnDurable | None = None
+    followed: bool = False
+    ended: bool = False
 
 
 @dataclass(slots=True)
 class LogBatch:
-    """Records of one write; `highest` has the highest entry index of each group in them."""
+    """Records of one write: `count` of them, and the `changes` by group, in order."""
 
     parts: list[bytes] = field(default_factory=list)
-    highest: dict[int, int] = field(default_factory=dict)
+    changes: dict[int, list[Change]] = field(default_factory=dict)
     size: int = 0
+    count: int = 0
+
+    def add(self, group: int, kind: RecordKind, index: int, term: int) -> None:
+        """Note the record that follows, in addition to its `parts`."""
+        changes = self.changes.get(group)
+        if changes is None:
+            changes = self.changes[group] = []
+        before = changes[-1] if changes else None
+        follows = before is not None and before.last == index - 1 and before.term == term
+        if before is not None and follows and kind is before.kind is RecordKind.ENTRY:
+            before.last = index
+        else:
+            changes.append(Change(kind, index, term, index, self.count))
+        self.count += 1
 
 
 @dataclass(slots=True)
 class Segment:
-    """One file of the log.
-
-    `highest` has the highest entry index ever written per group: indexes can go back, as entries
-    that were not committed may be replaced. The file is needed while one of them is above what
-    RocksDB has flushed.
-    """
+    """One file of the log, which `readers` calls of `NodeLog.read` are reading."""
 
     number: int
     first_batch: int
     salt: bytes
     size: int = 0
-    highest: dict[int, int] = field(default_factory=dict)
+    readers: int = 0
 
     @property
     def name(self) -> str:

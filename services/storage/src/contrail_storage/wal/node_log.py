@@ -15,10 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec.structs import replace
+
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
-from contrail_storage.wal.codec import RecordKind
+from contrail_storage.wal.codec import MalformedRecordError, RecordKind
 from contrail_storage.wal.log_options import LogOptions, LogStats
 from contrail_storage.wal.log_state import (
     LogBatch,
@@ -30,6 +32,7 @@ from contrail_storage.wal.log_state import (
     new_segment,
 )
 from contrail_storage.wal.newest_segment import missing_newest, note_newest
+from contrail_storage.wal.reading import READ_BYTES_MAX, LoggedEntry, read_entries
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 
 # A start opens and checks each file. Above this number they go even if `keep_bytes` would keep
@@ -38,6 +41,7 @@ _MAX_SEGMENTS: Final = 64
 _JOIN_TIMEOUT_S: Final = 30.0
 # Parts of this average size are written as they are; smaller ones are joined first.
 _SMALL_PART_BYTES: Final = 16 << 10
+_SPANS_MAX: Final = 16
 
 
 class LogFailedError(OSError):
@@ -46,6 +50,10 @@ class LogFailedError(OSError):
 
 class LogFullError(BlockingIOError):
     """The queue to the disk is full (`LogOptions.queue_bytes`); nothing was appended."""
+
+
+class EntriesGoneError(LookupError):
+    """The log does not have such old entries any more."""
 
 
 class LogRottenError(Exception):
@@ -137,8 +145,8 @@ class NodeLog:
         self._next_batch = found.next_batch
         self._count_segments()
         for number, held in found.recovery.groups.items():
-            end = LogEnd(0, held.last_index, held.last_term, held.term, held.voted_for)
-            self._groups[number] = LogGroup(end, durable=end)
+            end = LogEnd(0, held.last_index, held.last_term, held.term, held.voted_for, held.flags)
+            self._groups[number] = LogGroup(end, durable=end, spans=found.spans[number])
 
     def begin_segment(self) -> None:
         """Write the last segment again, without its torn tail, and continue in a new segment.
@@ -188,9 +196,7 @@ class NodeLog:
             state = self._groups.get(group)
             if state is None:
                 state = self._groups[group] = LogGroup()
-                self._enqueue(
-                    group, state, state.end, codec.mark_record(RecordKind.BASE, group, 0, 0)
-                )
+                self._mark(group, state, state.end, RecordKind.BASE, 0, 0)
             if state.on_durable is not None:
                 raise ValueError(f"group {group} is already attached")
             state.on_durable = on_durable
@@ -255,50 +261,127 @@ class NodeLog:
             # (the no-op of Raft), whatever waits.
             if size and queued + size > self._options.queue_bytes:
                 raise LogFullError(f"{queued} bytes are waiting for the disk")
-            if index > waiting.highest.get(group, 0):
-                waiting.highest[group] = index
+            waiting.add(group, RecordKind.ENTRY, index, term)
             header = codec.record_header(RecordKind.ENTRY, group, index, term, size)
             waiting.parts += header, data
             waiting.size += size + len(header)
             # Before the entry is durable: the next append must follow this one. `durable` has what
             # is safe.
-            after = LogEnd(end.position + 1, index, term, end.term, end.voted_for)
+            after = LogEnd(end.position + 1, index, term, end.term, end.voted_for, end.flags)
             return self._advance(state, after)
 
     def save_hard_state(self, group: int, term: int, voted_for: str | None) -> int:
         """Record term and vote; return the record's position. Raises LogFailedError."""
         with self._lock:
             state = self._writable(group)
-            end = state.end._replace(term=term, voted_for=voted_for)
-            record = codec.hard_state_record(group, term, voted_for)
-            return self._enqueue(group, state, end, record)
+            end = replace(state.end, term=term, voted_for=voted_for)
+            return self._save(group, state, end)
+
+    def flags(self, group: int) -> int:
+        """The member's flags, as they were recovered or recorded last."""
+        with self._lock:
+            return self._groups[group].end.flags
+
+    def save_flags(self, group: int, flags: int) -> int:
+        """Record the member's flags, as `save_hard_state` does term and vote."""
+        with self._lock:
+            state = self._writable(group)
+            return self._save(group, state, replace(state.end, flags=flags))
+
+    def _save(self, group: int, state: LogGroup, end: LogEnd) -> int:
+        record = codec.hard_state_record(group, end.term, end.voted_for, end.flags)
+        self._waiting.add(group, RecordKind.HARD_STATE, 0, 0)
+        return self._enqueue(state, end, record)
 
     def truncate(self, group: int, from_index: int, last_term: int) -> int:
         """Cut a group's log from `from_index` on; the entry before that has `last_term`."""
         with self._lock:
             state = self._writable(group)
-            end = state.end._replace(last_index=from_index - 1, last_term=last_term)
-            record = codec.mark_record(RecordKind.TRUNCATE, group, from_index, last_term)
-            return self._enqueue(group, state, end, record)
+            end = replace(state.end, last_index=from_index - 1, last_term=last_term)
+            return self._mark(group, state, end, RecordKind.TRUNCATE, from_index, last_term)
 
     def reset(self, group: int, index: int, term: int) -> int:
         """Make a group's log end at (`index`, `term`), empty unless it holds that entry."""
         with self._lock:
             state = self._writable(group)
-            end = state.end._replace(last_index=index, last_term=term)
-            record = codec.mark_record(RecordKind.BASE, group, index, term)
-            return self._enqueue(group, state, end, record)
+            end = replace(state.end, last_index=index, last_term=term)
+            return self._mark(group, state, end, RecordKind.BASE, index, term)
+
+    def end(self, group: int) -> int:
+        """Remove a group, whose number is never used again; it takes no more records."""
+        with self._lock:
+            state = self._writable(group)
+            state.ended = True
+            return self._mark(group, state, state.end, RecordKind.END, 0, 0)
+
+    def keep_tail(self, group: int) -> None:
+        """Keep `LogOptions.tail_bytes` of the log, which other members of the group may read."""
+        with self._lock:
+            self._groups[group].followed = True
+
+    def read(
+        self, group: int, from_index: int, max_bytes: int = READ_BYTES_MAX
+    ) -> list[LoggedEntry]:
+        """Return durable entries of a group from `from_index` on: data, index, term. Blocks.
+
+        They have at most `max_bytes`, or are a single entry; there are none after the last one. An
+        entry that is replaced meanwhile is left out. Any thread may call this. Raises
+        EntriesGoneError, LogRottenError, or OSError.
+        """
+        with self._lock:
+            spans = self._groups[group].spans
+            if from_index <= spans.base_index:
+                raise EntriesGoneError(f"group {group} has no entry {from_index} any more")
+            # Each has about 1 MiB, so these are enough, and none of them is read in vain.
+            wanted = spans.from_index(from_index, _SPANS_MAX)
+            numbers = {span.start.segment for span in wanted}
+            segments = {one.number: one for one in self._segments if one.number in numbers}
+            for segment in segments.values():
+                segment.readers += 1
+        located = [(segments[span.start.segment], span) for span in wanted]
+        try:
+            found = read_entries(
+                self._files, self._directory, located, group, from_index, max_bytes, self._sealer
+            )
+        except MalformedRecordError as error:
+            raise LogRottenError(str(error)) from error
+        finally:
+            with self._lock:
+                for segment in segments.values():
+                    segment.readers -= 1
+                self._progress.notify_all()
+        with self._lock:
+            # An entry has not changed if an entry with its index still has its term.
+            while found and found[-1][1] > spans.base_index:
+                _, index, term = found[-1]
+                if spans.term_at(index) == term:
+                    break
+                found.pop()
+        return found
+
+    def term_at(self, group: int, index: int) -> int | None:
+        """Term of a durable entry, or of the entry before the oldest one; None for any other."""
+        with self._lock:
+            return self._groups[group].spans.term_at(index)
 
     def _writable(self, group: int) -> LogGroup:
         if self._refusing or self._closing:
             raise LogFailedError(f"the log is not accepting writes: {self._failure or 'closed'}")
-        return self._groups[group]
+        state = self._groups[group]
+        if state.ended:
+            raise ValueError(f"group {group} has ended")
+        return state
 
-    def _enqueue(self, group: int, state: LogGroup, end: LogEnd, record: bytes) -> int:
+    def _mark(
+        self, group: int, state: LogGroup, end: LogEnd, kind: RecordKind, index: int, term: int
+    ) -> int:
+        self._waiting.add(group, kind, index, term)
+        return self._enqueue(state, end, codec.mark_record(kind, group, index, term))
+
+    def _enqueue(self, state: LogGroup, end: LogEnd, record: bytes) -> int:
         self._waiting.parts.append(record)
         self._waiting.size += len(record)
-        self._waiting.highest.setdefault(group, 0)
-        return self._advance(state, end._replace(position=end.position + 1))
+        return self._advance(state, replace(end, position=end.position + 1))
 
     def _advance(self, state: LogGroup, end: LogEnd) -> int:
         if self._failure is not None:
@@ -337,20 +420,24 @@ class NodeLog:
         # durable once this batch is.
         batch, self._waiting = self._waiting, LogBatch()
         self._in_flight_bytes = batch.size
-        return batch, {group: self._groups[group].end for group in batch.highest}
+        return batch, {group: self._groups[group].end for group in batch.changes}
 
     def _write(self, batch: LogBatch, marks: dict[int, LogEnd]) -> None:
         """Write and sync one batch, then report what is durable. Runs in the writer thread."""
         # Between batches only, so a batch is never divided.
         if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
             self._open_segment()
-        self._put(self._segments[-1], batch.parts)
+        segment = self._segments[-1]
+        offset = segment.size
+        self._put(segment, batch.parts)
         with self._lock:
-            highest = self._segments[-1].highest  # other threads read these
-            for group, index in batch.highest.items():
-                highest[group] = max(index, highest.get(group, 0))
             for group, mark in marks.items():
-                self._groups[group].durable = mark
+                state, changes = self._groups[group], batch.changes[group]
+                state.durable = mark
+                for change in changes:
+                    state.spans.change(change, segment.number, offset)
+                if changes[-1].kind is RecordKind.END:
+                    del self._groups[group]
             self._in_flight_bytes = 0
             self._needs_successor = bool(batch.parts)
             self._progress.notify_all()
@@ -389,7 +476,7 @@ class NodeLog:
         with self._lock:
             states = [(group, state.durable) for group, state in self._groups.items()]
         head = [
-            codec.hard_state_record(group, mark.term, mark.voted_for)
+            codec.hard_state_record(group, mark.term, mark.voted_for, mark.flags)
             + codec.mark_record(RecordKind.BASE, group, mark.last_index, mark.last_term)
             for group, mark in states
         ]
@@ -421,9 +508,9 @@ class NodeLog:
 
     def _report_durable(self, marks: dict[int, LogEnd]) -> None:
         for group, mark in marks.items():
-            on_durable = self._groups[group].on_durable
-            if on_durable is not None:
-                on_durable(mark.position, mark.last_index)
+            state = self._groups.get(group)
+            if state is not None and state.on_durable is not None:
+                state.on_durable(mark.position, mark.last_index)
 
     def _fail(self, error: Exception) -> None:
         # After a failed write or sync, nobody knows what the file has. It is never written again,
@@ -459,9 +546,10 @@ class NodeLog:
             for state in self._groups.values():
                 # Term and vote are kept even if not durable: forgetting them allows a second vote.
                 durable = state.durable
-                state.durable = state.end = state.end._replace(
-                    last_index=durable.last_index, last_term=durable.last_term
+                state.durable = state.end = replace(
+                    state.end, last_index=durable.last_index, last_term=durable.last_term
                 )
+                state.ended = False
         number = self._next_segment
         try:
             self.begin_segment()
@@ -500,7 +588,7 @@ class NodeLog:
         does not keep old segments. Blocks. Raises OSError, or LogRottenError when an old segment
         has become unreadable; then the segments stay.
         """
-        keep = self._options.keep_bytes if keep_bytes is None else keep_bytes
+        keep = self._kept_bytes() if keep_bytes is None else keep_bytes
         with self._retention:
             surplus = self._surplus(keep)
             blockers = self._blockers(surplus, applied)
@@ -508,7 +596,7 @@ class NodeLog:
                 self._carry_forward(blockers, applied)
             freed = 0
             for segment in surplus:
-                if self._blockers([segment], applied):
+                if self._blockers([segment], applied) or not self._release(segment):
                     break
                 self._remove(segment)
                 freed += segment.size
@@ -516,6 +604,18 @@ class NodeLog:
                     self._segments.remove(segment)
                     self._count_segments()
         return freed
+
+    def _kept_bytes(self) -> int:
+        with self._lock:
+            followed = any(state.followed for state in self._groups.values())
+        return max(self._options.keep_bytes, self._options.tail_bytes if followed else 0)
+
+    def _release(self, segment: Segment) -> bool:
+        """Let nobody begin to read a segment, and wait for those who do."""
+        with self._lock:
+            for state in self._groups.values():
+                state.spans.forget(segment.number)
+            return self._progress.wait_for(lambda: not segment.readers, _JOIN_TIMEOUT_S)
 
     def bytes_above(self, applied: Mapping[int, int]) -> int:
         """Bytes of the segments that have an entry above `applied`."""
@@ -561,12 +661,12 @@ class NodeLog:
 
     def _blockers(self, segments: list[Segment], applied: Mapping[int, int]) -> set[int]:
         """Groups with an entry above `applied` in one of the segments."""
+        numbers = {segment.number for segment in segments}
         with self._lock:
             return {
                 group
-                for segment in segments
-                for group, highest in segment.highest.items()
-                if min(highest, self._groups[group].durable.last_index) > applied.get(group, 0)
+                for group, state in self._groups.items()
+                if not numbers.isdisjoint(state.spans.segments_above(applied.get(group, 0)))
             }
 
     def _carry_forward(self, blockers: set[int], applied: Mapping[int, int]) -> None:
@@ -591,9 +691,6 @@ class NodeLog:
             done = self._progress.wait_for(lambda: self._reached(targets), _JOIN_TIMEOUT_S)
             if not done or self._failure is not None:
                 return
-            for segment in segments[:-1]:
-                for group in targets:
-                    segment.highest.pop(group, None)
 
     def _copy_quiet(
         self, quiet: Mapping[int, LogEnd], held: Mapping[int, RecoveredGroup]
@@ -602,24 +699,25 @@ class NodeLog:
         targets: dict[int, int] = {}
         for group, mark in quiet.items():
             size = sum(len(data) for data, _, _ in held[group].entries)
-            if size <= budget and self._groups[group].end.position == mark.position:
+            state = self._groups.get(group)
+            if size <= budget and state is not None and state.end.position == mark.position:
                 budget -= size
                 targets[group] = self._copy(group, held[group])
         return targets
 
     def _copy(self, group: int, held: RecoveredGroup) -> int:
         state = self._writable(group)
-        base = codec.mark_record(RecordKind.BASE, group, held.base_index, held.base_term)
-        self._enqueue(group, state, state.end, base)
+        self._mark(group, state, state.end, RecordKind.BASE, held.base_index, held.base_term)
         for data, index, term in held.entries:
             header = codec.record_header(RecordKind.ENTRY, group, index, term, len(data))
-            self._enqueue(group, state, state.end, header + data)
-        self._waiting.highest[group] = held.last_index
+            self._waiting.add(group, RecordKind.ENTRY, index, term)
+            self._enqueue(state, state.end, header + data)
         return state.end.position
 
     def _reached(self, targets: Mapping[int, int]) -> bool:
         return self._failure is not None or all(
-            self._groups[group].durable.position >= position for group, position in targets.items()
+            state is None or state.durable.position >= position
+            for state, position in ((self._groups.get(one), at) for one, at in targets.items())
         )
 
     def _remove(self, segment: Segment) -> None:

@@ -16,6 +16,7 @@ from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import Batch, MalformedRecordError, Record, RecordKind, Seal
 from contrail_storage.wal.log_state import Segment
+from contrail_storage.wal.spans import Change, GroupSpans
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class RecoveredGroup:
 
     term: int = 0
     voted_for: str | None = None
+    flags: int = 0
     base_index: int = 0
     base_term: int = 0
     entries: list[tuple[bytes, int, int]] = field(default_factory=list)
@@ -70,9 +72,13 @@ class Recovery:
 
 @dataclass(slots=True)
 class Replayed:
-    """A `Recovery`, the sound bytes of the last segment, and the number of the next batch."""
+    """A `Recovery`, the places of all entries, and where the log goes on.
+
+    `sound` are the sound bytes of the last segment, `next_batch` is the number of the next batch.
+    """
 
     recovery: Recovery
+    spans: dict[int, GroupSpans] = field(default_factory=dict)
     sound: bytes = b""
     next_batch: int = 1
 
@@ -90,14 +96,15 @@ def replay(
     keep_from: Mapping[int, int],
     sealer: Sealer | None = None,
 ) -> Replayed:
-    """Read all segments and set the size and highest indexes of each; change nothing on disk.
+    """Read all segments and set the size of each; change nothing on disk.
 
     Entries at or below `keep_from[group]` are checked and not kept in memory; the last of them
     becomes the group's base. `sealer` is for an encrypted log, in which a plain batch is damage.
     Raises OSError, and UnsupportedVersionError for the log of a newer release.
     """
     reader = _SegmentReplay(keep_from, sealer)
-    result = Replayed(reader.recovery, next_batch=segments[0].first_batch if segments else 1)
+    first = segments[0].first_batch if segments else 1
+    result = Replayed(reader.recovery, reader.spans, next_batch=first)
     for position, segment in enumerate(segments):
         data = files.read(directory / segment.name)
         segment.size = len(data)
@@ -122,6 +129,7 @@ def replay(
 class _SegmentReplay:
     def __init__(self, keep_from: Mapping[int, int], sealer: Sealer | None) -> None:
         self.recovery = Recovery()
+        self.spans: dict[int, GroupSpans] = {}
         self.next_batch = 0
         self._sealer = sealer
         self._keep_from = keep_from
@@ -159,11 +167,10 @@ class _SegmentReplay:
 
     def _apply_batch(self, segment: Segment, batch: Batch, offset: int) -> None:
         try:
-            for record in codec.records(batch.body, self._seal(segment, batch)):
+            records = codec.records(batch.body, self._seal(segment, batch))
+            for number, record in enumerate(records):
                 self._apply(record)
-                if record.kind is RecordKind.ENTRY:
-                    highest = segment.highest.get(record.group, 0)
-                    segment.highest[record.group] = max(record.index, highest)
+                self._note_place(record, segment, offset, number)
         except MalformedRecordError as error:
             raise _DamageError(offset, f"WAL batch {self.next_batch}: {error}") from error
 
@@ -173,19 +180,32 @@ class _SegmentReplay:
             raise MalformedRecordError(f"it is {'' if batch.sealed else 'not '}encrypted")
         return Seal(self._sealer, segment.salt, batch.number) if self._sealer is not None else None
 
+    def _note_place(self, record: Record, segment: Segment, offset: int, number: int) -> None:
+        if record.kind is RecordKind.END:
+            del self.spans[record.group]
+            return
+        spans = self.spans.get(record.group)
+        if spans is None:
+            spans = self.spans[record.group] = GroupSpans()
+        change = Change(record.kind, record.index, record.term, record.index, number)
+        spans.change(change, segment.number, offset)
+
     def _apply(self, record: Record) -> None:
         group = self.recovery.groups.get(record.group)
         if group is None:
             # The log of a group begins with a BASE. Without one, records of the group are missing.
-            if record.kind is RecordKind.ENTRY or record.kind is RecordKind.TRUNCATE:
+            if record.kind not in (RecordKind.HARD_STATE, RecordKind.BASE):
                 raise MalformedRecordError(f"group {record.group} has no base")
             group = self.recovery.groups[record.group] = RecoveredGroup()
         if record.kind is RecordKind.HARD_STATE:
             group.term, group.voted_for = record.term, codec.voted_for(record)
+            group.flags = record.index
         elif record.kind is RecordKind.TRUNCATE:
             _cut(group, record)
         elif record.kind is RecordKind.BASE:
             _rebase(group, record)
+        elif record.kind is RecordKind.END:
+            del self.recovery.groups[record.group]
         else:
             self._add_entry(group, record)
 
