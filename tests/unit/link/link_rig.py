@@ -25,6 +25,7 @@ QUICK: Final = LinkLimits(
     backoff_max_s=0.01,
     reconnect_wait_s=5.0,
     pulse_s=0.05,
+    sweep_s=0.05,
     window_bytes=64 << 10,
     chunk_bytes=8 << 10,
 )
@@ -82,11 +83,15 @@ def port_of(listener: socket.socket) -> int:
 
 @contextlib.asynccontextmanager
 async def served(
-    link: StorageLink, port: int = 0, limits: LinkLimits = QUICK, key: bytes = KEY
+    link: StorageLink,
+    port: int = 0,
+    limits: LinkLimits = QUICK,
+    key: bytes = KEY,
+    node: str = "",
 ) -> AsyncIterator[tuple[LinkServer, int]]:
     """``link`` on a port of this machine."""
     listener = bound(port)
-    server = LinkServer(link, key, limits)
+    server = LinkServer(link, key, limits, node=node)
     await server.start(listener)
     try:
         yield server, port_of(listener)
@@ -96,10 +101,10 @@ async def served(
 
 @contextlib.asynccontextmanager
 async def remote(
-    *ports: int, limits: LinkLimits = QUICK, key: bytes = KEY, up: bool = True
+    port: int, limits: LinkLimits = QUICK, key: bytes = KEY, up: bool = True
 ) -> AsyncIterator[RemoteLink]:
-    """A client of the link at one of ``ports``."""
-    link = RemoteLink([(HOST, port) for port in ports], key, limits)
+    """A client of the link at ``port``."""
+    link = RemoteLink((HOST, port), key, limits)
     link.start()
     try:
         if up:

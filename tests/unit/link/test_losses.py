@@ -479,18 +479,6 @@ def test_storage_gone_and_back_is_found_again(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_next_address_is_tried_when_one_does_not_answer(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with storage(tmp_path) as local, served(local) as (_, port), Wire(port) as wire:
-            wire.refuse = True
-            async with remote(wire.port, port) as link:
-                assert await stored(local) == 0
-                await publish(link, "S", [message()])
-                assert await stored(local) == 1
-
-    run(scenario())
-
-
 def test_readiness_is_what_storage_says_of_itself(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (

@@ -31,6 +31,11 @@ class Timings:
         self._counts[bisect_left(BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 
+    def add_all(self, others: "Timings") -> None:
+        """Count the durations that ``others`` has counted."""
+        self._counts = [a + b for a, b in zip(self._counts, others._counts, strict=True)]
+        self.sum_s += others.sum_s
+
     @property
     def count(self) -> int:
         """Number of durations."""

@@ -29,7 +29,7 @@ async def publish(link: PublishLink, stream: str, content: PublishContent) -> Pu
     """
     refused_at_s: float | None = None
     while True:
-        outcome = await _outcome(link, stream, content)
+        outcome = await outcome_of(link, stream, content)
         if isinstance(outcome, PublishAck):
             return outcome
         if refused_at_s is None:
@@ -40,7 +40,8 @@ async def publish(link: PublishLink, stream: str, content: PublishContent) -> Pu
             raise outcome
 
 
-async def _outcome(link: PublishLink, stream: str, content: PublishContent) -> PublishOutcome:
+async def outcome_of(link: PublishLink, stream: str, content: PublishContent) -> PublishOutcome:
+    """Publish once, and return the outcome."""
     outcome: asyncio.Future[PublishOutcome] = asyncio.get_running_loop().create_future()
 
     def done(known: PublishOutcome) -> None:

@@ -5,7 +5,7 @@ process of the other kind.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,9 +15,11 @@ from contrail_edge.app import build_app
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.routing import EdgeModule
 from contrail_link.contract import StorageLink
+from contrail_link.routed.link import RoutedLink
+from contrail_link.tcp.channel import Address
 from contrail_link.tcp.client import RemoteLink
 from contrail_link.tcp.handshake import derived_key
-from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.limits import LinkLimits, limits_in_cluster
 from contrail_serve.forwarding.forwarder import Forwarder
 from contrail_serve.forwarding.peers import Peers
 from contrail_serve.process import (
@@ -49,6 +51,33 @@ _API: Final = _Kind("api", contrail_api.edge_module, contrail_gateway.edge_modul
 _GATEWAY: Final = _Kind("gateway", contrail_gateway.edge_module, contrail_api.edge_module, "api")
 
 
+class _Storage:
+    """The link to storage: to its only node, or to all nodes of a cluster."""
+
+    def __init__(self, addresses: Sequence[Address], key: bytes, call_s: float) -> None:
+        if len(addresses) == 1:
+            self._nodes = [RemoteLink(addresses[0], key, LinkLimits(call_s=call_s))]
+            self._routed = None
+            self.link = self._nodes[0].link
+        else:
+            limits = limits_in_cluster(call_s)
+            self._nodes = [RemoteLink(one, key, limits) for one in addresses]
+            self._routed = RoutedLink(self._nodes, answer_s=call_s)
+            self.link = self._routed.link
+
+    def start(self) -> None:
+        """Connect in the background."""
+        for node in self._nodes:
+            node.start()
+
+    async def close(self) -> None:
+        """End all connections."""
+        if self._routed is not None:
+            await self._routed.close()
+        for node in self._nodes:
+            await node.close()
+
+
 async def serve_api(settings: EdgeProcessSettings) -> bool:
     """Run an api. Always returns True, because an api survives the end of storage and peers."""
     return await _serve(settings, _API)
@@ -65,10 +94,10 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
     with contextlib.closing(listener):
         edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
         # Storage knows more about the reason, so let it give up first.
-        limits = LinkLimits(call_s=settings.publish_timeout_s + _LINK_LATER_S)
+        call_s = settings.publish_timeout_s + _LINK_LATER_S
         key = derived_key(settings.cluster_secret, LINK_LABEL)
-        storage = RemoteLink(settings.storage, key, limits)
-        forwarder = Forwarder(Peers(kind.others, settings.peers), limits.call_s + _LONG_POLL_S)
+        storage = _Storage(settings.storage, key, call_s)
+        forwarder = Forwarder(Peers(kind.others, settings.peers), call_s + _LONG_POLL_S)
         # Its routes are declared here as well, so that every process documents all paths.
         foreign = replace(kind.foreign(storage.link, edge), elsewhere=forwarder)
         app = build_app([kind.own(storage.link, edge), foreign], edge)

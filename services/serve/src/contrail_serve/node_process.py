@@ -78,6 +78,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
             link.server = LinkServer(
                 link,
                 derived_key(settings.cluster_secret, LINK_LABEL),
+                node=settings.node,
                 access_log=settings.access_log,
             )
             await link.server.start(link_listener)

@@ -2,6 +2,13 @@
 
 Within a process it is a direct call; between processes the same structs travel as framed msgpack.
 Every method raises :class:`contrail_common.errors.ApiError` for a refusal or ``OUTCOME_UNKNOWN``.
+
+In a cluster, each method has one node that answers it, which its declaration says
+(``remote.Route``). All others refuse with ``NOT_LEADER``, ``applied=False``, and the name of the
+node that answers in ``leader`` if they know it. Only the leader of the meta group knows that there
+is no such stream: when another node refuses with ``STREAM_NOT_FOUND`` or
+``NO_STREAM_FOR_SUBJECT``, ``leader`` is the leader of the meta group; if that is not known either,
+the refusal is ``NOT_LEADER``.
 """
 
 from typing import Protocol

@@ -6,7 +6,16 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from contrail_common.model import Advisory, AdvisoryType, StreamInfo
-from contrail_link.contract.remote import REFUSE, REPEAT, UNKNOWN, remote
+from contrail_link.contract.remote import (
+    ALL,
+    META,
+    REFUSE,
+    REPEAT,
+    TOKEN,
+    UNKNOWN,
+    leader_of,
+    remote,
+)
 from contrail_link.contract.tickets import TicketUse
 
 RESTORE_PIECE_BYTES_MAX: Final = 1 << 20
@@ -63,7 +72,7 @@ class ErasureReceipt(msgspec.Struct, frozen=True):
 class AdminLink(TicketUse, Protocol):
     """Administration: archives, erasures, events, and the state of the node."""
 
-    @remote(30, REFUSE)
+    @remote(30, REFUSE, to=leader_of("stream"))
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Return the chunks of the stream's archive as of one moment, on request with consumers.
 
@@ -71,7 +80,7 @@ class AdminLink(TicketUse, Protocol):
         """
         ...
 
-    @remote(31, REFUSE)
+    @remote(31, REFUSE, to=META)
     async def begin_restore(self, stream: str) -> str:
         """Begin a restore into ``stream``, which must not exist (STREAM_RESTORE_EXISTS).
 
@@ -80,7 +89,7 @@ class AdminLink(TicketUse, Protocol):
         """
         ...
 
-    @remote(32, REFUSE)
+    @remote(32, REFUSE, to=TOKEN)
     async def append_restore(self, token: str, offset: int, piece: bytes) -> None:
         """Add the archive's bytes from ``offset`` on, at most ``RESTORE_PIECE_BYTES_MAX``.
 
@@ -88,17 +97,17 @@ class AdminLink(TicketUse, Protocol):
         """
         ...
 
-    @remote(33, UNKNOWN)
+    @remote(33, UNKNOWN, to=TOKEN)
     async def commit_restore(self, token: str) -> StreamInfo:
         """Create the stream durably from the whole archive, or nothing (ARCHIVE_INVALID)."""
         ...
 
-    @remote(34, REPEAT)
+    @remote(34, REPEAT, to=TOKEN)
     async def abort_restore(self, token: str) -> None:
         """Undo a restore; does nothing if it has ended."""
         ...
 
-    @remote(36, UNKNOWN)
+    @remote(36, UNKNOWN, to=leader_of("stream"))
     async def erase(
         self, stream: str, seqs: list[int], subject: str, shard: int | None = None
     ) -> ErasureReceipt:
@@ -112,12 +121,12 @@ class AdminLink(TicketUse, Protocol):
         """
         ...
 
-    @remote(37, REPEAT, wait_ns=lambda _, wait_ns: wait_ns)
+    @remote(37, REPEAT, to=META, wait_ns=lambda _, wait_ns: wait_ns)
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
         """Return a receipt when it is done, or after ``wait_ns`` (ERASURE_NOT_FOUND)."""
         ...
 
-    @remote(22, REPEAT, wait_ns=lambda request: request.wait_ns)
+    @remote(22, REPEAT, to=ALL, wait_ns=lambda request: request.wait_ns)
     async def read_events(self, request: EventsRequest) -> EventsResult:
         """Return events in order; wait up to ``wait_ns`` for the first (TOO_MANY_WAITERS).
 

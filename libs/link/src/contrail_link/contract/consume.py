@@ -7,7 +7,7 @@ import msgspec
 
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.model import AckKind, ConsumerConfig, ConsumerInfo, StoredMessage
-from contrail_link.contract.remote import REFUSE, REPEAT, UNKNOWN, remote
+from contrail_link.contract.remote import REFUSE, REPEAT, UNKNOWN, leader_of, remote
 from contrail_link.contract.streams import CreateMode, Page
 
 
@@ -101,7 +101,7 @@ class ConsumerHold(Protocol):
 class ConsumeLink(Protocol):
     """Consumers: their configuration, pulls and acknowledgements."""
 
-    @remote(16, UNKNOWN)
+    @remote(16, UNKNOWN, to=leader_of("stream"))
     async def put_consumer(
         self,
         stream: str,
@@ -113,17 +113,17 @@ class ConsumeLink(Protocol):
         """Create, find or update a consumer of ``stream``, as ``put_stream`` does for streams."""
         ...
 
-    @remote(17, REPEAT)
+    @remote(17, REPEAT, to=leader_of("stream"))
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Return configuration and progress (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND)."""
         ...
 
-    @remote(18, REPEAT)
+    @remote(18, REPEAT, to=leader_of("stream"))
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """List the consumers of the stream by name."""
         ...
 
-    @remote(19, UNKNOWN)
+    @remote(19, UNKNOWN, to=leader_of("stream"))
     async def delete_consumer(
         self, stream: str, consumer: str, if_match: int | None = None
     ) -> None:
@@ -133,7 +133,7 @@ class ConsumeLink(Protocol):
         """
         ...
 
-    @remote(38, REFUSE)
+    @remote(38, REFUSE, to=leader_of("stream"))
     async def bind_consumer(self, stream: str, consumer: str) -> ConsumerHold:
         """Mark the consumer as bound (``push_bound``) and in use while the answer is open.
 
@@ -142,7 +142,12 @@ class ConsumeLink(Protocol):
         """
         ...
 
-    @remote(20, REFUSE, wait_ns=lambda request: 0 if request.no_wait else request.expires_ns)
+    @remote(
+        20,
+        REFUSE,
+        to=leader_of("request.stream"),
+        wait_ns=lambda request: 0 if request.no_wait else request.expires_ns,
+    )
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch; the result is empty if no message came in time.
 
@@ -150,7 +155,7 @@ class ConsumeLink(Protocol):
         """
         ...
 
-    @remote(21, UNKNOWN)
+    @remote(21, UNKNOWN, to=leader_of("stream"))
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:

@@ -8,7 +8,7 @@ import msgspec
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
-from contrail_link.contract.remote import REPEAT, remote
+from contrail_link.contract.remote import ANY, REPEAT, remote
 
 
 class PubResult(msgspec.Struct, frozen=True, gc=False):
@@ -55,10 +55,26 @@ PublishOutcome = PublishAck | ApiError
 """The outcome of a publish; an error applies to all its messages."""
 
 
+def is_repeatable(content: PublishContent) -> bool:
+    """Return True if the duplicate window protects every message against a second publish.
+
+    An expectation would refuse the second one, although the first was stored.
+    """
+    if isinstance(content, MessageBatch):
+        ids = content.ids
+        return (
+            ids is not None
+            and not content.expected
+            and not content.atomic
+            and bool((ids.lengths() > 0).all())
+        )
+    return all(one.msg_id and one.expected is None for one in content)
+
+
 class PublishLink(Protocol):
     """Publishing: messages and the outcome of each."""
 
-    @remote(6, REPEAT)
+    @remote(6, REPEAT, to=ANY)
     async def stream_for_subject(self, subject: str) -> str:
         """Return the stream that captures the literal ``subject`` (NO_STREAM_FOR_SUBJECT)."""
         ...

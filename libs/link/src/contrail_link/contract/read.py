@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from contrail_common.model import StoredMessage
-from contrail_link.contract.remote import REFUSE, REPEAT, remote
+from contrail_link.contract.remote import REFUSE, REPEAT, leader_of, remote
 
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 Chunk = bytes | memoryview
@@ -135,7 +135,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ReadLink(Protocol):
     """Reads of messages: one, a range, the last of each subject, and bulk replays."""
 
-    @remote(9, REPEAT)
+    @remote(9, REPEAT, to=leader_of("stream"))
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
         """Return one message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
 
@@ -144,7 +144,7 @@ class ReadLink(Protocol):
         """
         ...
 
-    @remote(10, REPEAT, wait_ns=lambda request: request.wait_ns)
+    @remote(10, REPEAT, to=leader_of("request.stream"), wait_ns=lambda request: request.wait_ns)
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Return messages in order; if there are none, wait up to ``wait_ns`` for the first.
 
@@ -153,7 +153,7 @@ class ReadLink(Protocol):
         """
         ...
 
-    @remote(23, REPEAT)
+    @remote(23, REPEAT, to=leader_of("request.stream"))
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """Return a page of the newest messages of subjects, by sequence, and the next token.
 
@@ -161,7 +161,7 @@ class ReadLink(Protocol):
         """
         ...
 
-    @remote(24, REPEAT)
+    @remote(24, REPEAT, to=leader_of("stream"))
     async def deleted_ranges(
         self, stream: str, limit: int, token: str, shard: int | None = None
     ) -> DeletedRanges:
@@ -171,7 +171,7 @@ class ReadLink(Protocol):
         """
         ...
 
-    @remote(25, REPEAT)
+    @remote(25, REPEAT, to=leader_of("stream"))
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """Return the position of the answering replica; later reads from it are not older.
 
@@ -179,19 +179,19 @@ class ReadLink(Protocol):
         """
         ...
 
-    @remote(12, REPEAT)
+    @remote(12, REPEAT, to=leader_of("stream"))
     async def subject_counts(
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Return a page of (subject, messages) of matching subjects, in byte order."""
         ...
 
-    @remote(14, REPEAT)
+    @remote(14, REPEAT, to=leader_of("request.stream"))
     async def replay_plan(self, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin a range and divide it into splits."""
         ...
 
-    @remote(15, REFUSE)
+    @remote(15, REFUSE, to=leader_of("request.stream"))
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request (ApiError); return an iterator over the chunks of the encoded body."""
         ...

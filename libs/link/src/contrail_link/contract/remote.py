@@ -25,6 +25,38 @@ REFUSE: Final = OnLoss.REFUSE
 UNKNOWN: Final = OnLoss.UNKNOWN
 
 
+class Goal(Enum):
+    """The node of a cluster that answers a request. All others refuse it with NOT_LEADER."""
+
+    LEADER = "the leader of the stream"
+    META = "the leader of the meta group"
+    ANY = "any node"
+    TOKEN = "the node that gave the token"
+    ALL = "all nodes together"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to the node that answers. ``key`` names the argument with the stream or the token.
+
+    It may be a field of an argument, such as ``request.stream``.
+    """
+
+    goal: Goal
+    key: str = ""
+
+
+def leader_of(key: str) -> Route:
+    """Return the route to the leader of the stream that this argument names."""
+    return Route(Goal.LEADER, key)
+
+
+META: Final = Route(Goal.META)
+ANY: Final = Route(Goal.ANY)
+ALL: Final = Route(Goal.ALL)
+TOKEN: Final = Route(Goal.TOKEN, "token")
+
+
 @dataclass(frozen=True, slots=True)
 class Remote:
     """The part of a declaration that its annotations do not say.
@@ -37,15 +69,16 @@ class Remote:
     number: int
     on_loss: OnLoss
     wait_ns: Callable[..., int] | None
+    route: Route = META
 
 
 def remote(
-    number: int, on_loss: OnLoss, *, wait_ns: Callable[..., int] | None = None
+    number: int, on_loss: OnLoss, *, to: Route, wait_ns: Callable[..., int] | None = None
 ) -> Callable[[_F], _F]:
     """Declare that a method of a link can be called from another process: see :class:`Remote`."""
 
     def mark(method: _F) -> _F:
-        setattr(method, _MARK, Remote(number, on_loss, wait_ns))
+        setattr(method, _MARK, Remote(number, on_loss, wait_ns, to))
         return method
 
     return mark

@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from contrail_common.model import ConsumerInfo, StreamConfig, StreamInfo
-from contrail_link.contract.remote import REPEAT, UNKNOWN, remote
+from contrail_link.contract.remote import ALL, META, REPEAT, UNKNOWN, leader_of, remote
 
 CreateMode = Literal["create", "put"]
 
@@ -21,7 +21,7 @@ class Page(msgspec.Struct, frozen=True):
 class StreamsLink(Protocol):
     """Streams: their configuration, and the removal of their messages."""
 
-    @remote(1, UNKNOWN)
+    @remote(1, UNKNOWN, to=META)
     async def put_stream(
         self, config: StreamConfig, mode: CreateMode, if_match: int | None, if_none: bool
     ) -> tuple[StreamInfo, bool]:
@@ -33,17 +33,21 @@ class StreamsLink(Protocol):
         """
         ...
 
-    @remote(2, REPEAT)
+    @remote(2, REPEAT, to=leader_of("name"))
     async def stream_info(self, name: str) -> StreamInfo:
         """Return the stream's configuration and state (STREAM_NOT_FOUND)."""
         ...
 
-    @remote(3, REPEAT)
+    @remote(3, REPEAT, to=ALL)
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
-        """List streams by name; with ``subject``, only those whose subjects overlap it."""
+        """List streams by name; with ``subject``, only those whose subjects overlap it.
+
+        A node of a cluster lists at least the streams that it leads. The token of a page is the
+        name of its last stream in base64url without padding, the same at every node.
+        """
         ...
 
-    @remote(4, UNKNOWN)
+    @remote(4, UNKNOWN, to=META)
     async def delete_stream(self, name: str, if_match: int | None = None) -> None:
         """Remove the stream with its messages and consumers (STREAM_NOT_FOUND).
 
@@ -51,7 +55,7 @@ class StreamsLink(Protocol):
         """
         ...
 
-    @remote(5, UNKNOWN)
+    @remote(5, UNKNOWN, to=leader_of("name"))
     async def purge_stream(
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
@@ -62,7 +66,7 @@ class StreamsLink(Protocol):
         """
         ...
 
-    @remote(13, UNKNOWN)
+    @remote(13, UNKNOWN, to=leader_of("stream"))
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Make one message unreadable (SEQUENCE_NOT_FOUND, DELETE_DENIED)."""
         ...

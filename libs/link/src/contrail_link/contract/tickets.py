@@ -2,7 +2,7 @@
 
 from typing import Final, Protocol
 
-from contrail_link.contract.remote import UNKNOWN, remote
+from contrail_link.contract.remote import META, UNKNOWN, remote
 
 TICKET_NS: Final = 30_000_000_000
 """Lifetime of a ticket."""
@@ -11,7 +11,7 @@ TICKET_NS: Final = 30_000_000_000
 class TicketUse(Protocol):
     """Records the use of tickets for all processes that accept them."""
 
-    @remote(40, UNKNOWN)
+    @remote(40, UNKNOWN, to=META)
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
         """Return True if a ticket with this nonce is used for the first time. Raises OVERLOADED."""
         ...

@@ -5,7 +5,7 @@ import itertools
 import math
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -15,17 +15,19 @@ import structlog
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.timings import Timings
+from contrail_link.contract.remote import UNKNOWN
 from contrail_link.request_context import current_context
 from contrail_link.tcp import frames
 from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.frames import Frame, FrameError
 from contrail_link.tcp.handshake import NONCE_BYTES, ClientHandshake, HandshakeError
 from contrail_link.tcp.limits import LinkLimits
-from contrail_link.tcp.methods import Method
+from contrail_link.tcp.methods import Method, NodeIdentity
 from contrail_link.tcp.refusals import decode_error
 
 _log: Final = structlog.get_logger("contrail.link")
 _status: Final = msgspec.msgpack.Decoder(dict[str, str])
+_identity: Final = msgspec.msgpack.Decoder(NodeIdentity)
 _MS: Final = 1000.0
 _NOT_YET: Final = "not connected yet"
 _LEFT_MAX: Final = 1_024
@@ -56,6 +58,10 @@ class Caller(Protocol):
 
     def failed(self, error: ApiError | LinkLostError) -> None:
         """Take an ApiError if storage refused, or a LinkLostError if the outcome is unknown."""
+        ...
+
+    def may_repeat(self) -> bool:
+        """Return True if the request is safe to repeat, although its method says otherwise."""
         ...
 
 
@@ -92,15 +98,22 @@ class _Pending:
         self.deadline = deadline
         self.begun = perf_counter()
 
+    @property
+    def may_repeat(self) -> bool:
+        """True if its request can go to another node. A stream that has begun cannot."""
+        if self.method.on_loss is UNKNOWN:
+            return self.caller.may_repeat()
+        return self.deadline < math.inf
+
 
 class Channel:
-    """A connection to one of ``addresses``: the one that answered last, otherwise the next.
+    """A connection to the storage process at ``address``.
 
     Requests are refused with NOT_READY without a connection, and with OVERLOADED at the limits.
     All fields belong to the event loop.
     """
 
-    def __init__(self, addresses: Sequence[Address], key: bytes, limits: LinkLimits) -> None:
+    def __init__(self, address: Address, key: bytes, limits: LinkLimits) -> None:
         self.limits = limits
         self.losses = 0
         self.timings: dict[str, Timings] = {}
@@ -109,12 +122,12 @@ class Channel:
         """Number of refused or lost requests by method."""
         self.status: dict[str, str] = {}
         """Readiness of storage, from its last pulse."""
+        self.node = ""
+        """Name of the node; "" until it was connected, or if it does not say its name."""
         self.why = _NOT_YET
         """Why there is no connection; meaningless while there is one."""
-        # Host and port of each storage process; never changes.
-        self._addresses = list(addresses)
-        # Index of the current address, modulo their number; it only grows.
-        self._at = 0
+        # Host and port of the storage process.
+        self._address = address
         # The cluster secret, for the handshake.
         self._key = key
         # Source of request numbers. `_next_number` skips 0 and those in use.
@@ -131,6 +144,8 @@ class Channel:
         self._connection: ClientConnection | None = None
         # Set if and only if `_connection` is not None.
         self._up = asyncio.Event()
+        # The connection is open, and nothing was heard on it for `doubt_s`.
+        self._doubted = False
         # True once `close` was called.
         self._closed = False
         # The task that connects, watches the connection, and connects again; None before `start`.
@@ -171,34 +186,28 @@ class Channel:
             return False
         return True
 
-    def move_on(self) -> None:
-        """Connect to the next address if there is one, because this storage does not serve."""
-        if len(self._addresses) > 1 and self._connection is not None:
-            self._at += 1
-            self._connection.fail("it is not serving")
-
     async def _keep_connected(self) -> None:
         limits = self.limits
         backoff_s = limits.backoff_min_s
         while not self._closed:
-            host, port = self._addresses[self._at % len(self._addresses)]
             try:
-                await self._serve(await self._connect(host, port))
+                await self._serve(await self._connect())
                 backoff_s = limits.backoff_min_s
             except (OSError, TimeoutError, HandshakeError) as error:
+                host, port = self._address
                 reason = f"{host}:{port}: {str(error) or 'no answer in time'}"
                 if reason != self.why:
                     _log.warning("link_down", reason=reason)
                 self.why = reason
-                self._at += 1
             # Keep clients that lost the same server from coming back all at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, limits.backoff_max_s)
 
-    async def _connect(self, host: str, port: int) -> "ClientConnection":
+    async def _connect(self) -> "ClientConnection":
         async with asyncio.timeout(self.limits.connect_s):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: ClientConnection(self, ClientHandshake(self._key, _nonce())), host, port
+                lambda: ClientConnection(self, ClientHandshake(self._key, _nonce())),
+                *self._address,
             )
             try:
                 # Done with the first pulse, after both ends have proved that they know the secret.
@@ -213,17 +222,22 @@ class Channel:
         self._up.set()
         _log.info("link_up")
         loop = asyncio.get_running_loop()
+        swept_at = 0.0
         while not connection.lost:
             await asyncio.wait([connection.closed], timeout=self.limits.pulse_s)
             now = loop.time()
-            # The same tick expires requests, so that none of them needs a timer of its own.
             connection.pulse(now)
-            self._expire(now)
+            # The same tick expires requests, so that none of them needs a timer of its own.
+            if now - swept_at >= self.limits.sweep_s:
+                swept_at = now
+                self._expire(now)
+            self._doubt(connection.silent_s(now) > self.limits.doubt_s)
 
     def lost(self, connection: "ClientConnection", reason: str) -> None:
         """Note that a connection has ended, and fail its requests with LinkLostError."""
         if self._connection is connection:
             self._connection = None
+            self._doubted = False
             self._up.clear()
             self.losses += 1
             self.why = reason
@@ -246,7 +260,7 @@ class Channel:
         sent nothing.
         """
         connection = self._connection
-        if connection is None:
+        if connection is None or self._doubted:
             raise self.away()
         # Everything that can refuse comes before the request is registered: a refusal is without
         # effect.
@@ -330,11 +344,22 @@ class Channel:
 
     def _expire(self, now: float) -> None:
         overdue = [number for number, one in self._pending.items() if now > one.deadline]
-        for number in overdue:
+        self._give_up(overdue, "storage did not answer in time")
+
+    def _doubt(self, doubted: bool) -> None:
+        """Give up the requests that are safe to repeat; for the others, an answer may come."""
+        self._doubted = doubted
+        if doubted:
+            silent = [number for number, one in self._pending.items() if one.may_repeat]
+            self._give_up(silent, "storage is silent")
+
+    def _give_up(self, numbers: list[int], why: str) -> None:
+        for number in numbers:
             # Cancel first: storage may still answer, and this caller must hear nothing after that.
-            pending = self._pending[number]
-            self.cancel(number)
-            self._fail(pending, LinkLostError("storage did not answer in time"))
+            pending = self._pending.get(number)
+            if pending is not None:
+                self.cancel(number)
+                self._fail(pending, LinkLostError(why))
 
     def _lose_all(self, reason: str) -> None:
         self._left.clear()
@@ -351,7 +376,10 @@ class Channel:
             return
         pending = self._pending.get(frame.request)
         if frame.kind == frames.RESULT:
-            if pending is not None:
+            # No request has the number 0. A client that does not know this frame drops it.
+            if frame.request == 0:
+                self.node = _identity.decode(frame.body).name
+            elif pending is not None:
                 if pending.stream is None:
                     self._take(frame.request)
                 else:
@@ -398,7 +426,7 @@ class ClientConnection(FramedConnection):
     def on_frame(self, frame: Frame) -> None:
         """Hand the frame to the channel."""
         self._channel.take(frame)
-        if not self.opened.done():
+        if frame.kind == frames.PULSE and not self.opened.done():
             self.opened.set_result(None)
 
     def on_lost(self, reason: str) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial, wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -18,7 +19,7 @@ from contrail_common.model import (
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import AckItem, PullRequest, PullResult
-from contrail_link.contract.publish import PublishContent, PublishOutcome
+from contrail_link.contract.publish import PublishContent, PublishOutcome, is_repeatable
 from contrail_link.contract.remote import OnLoss
 from contrail_link.tcp import methods
 from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError
@@ -43,12 +44,12 @@ class RemoteLink:
     is no connection, all requests are refused with NOT_READY.
     """
 
-    def __init__(
-        self, addresses: Sequence[Address], key: bytes, limits: LinkLimits | None = None
-    ) -> None:
+    def __init__(self, address: Address, key: bytes, limits: LinkLimits | None = None) -> None:
         self.limits = limits or LinkLimits()
-        self._calls = Channel(addresses, key, self.limits)
-        self._streams = Channel(addresses, key, self.limits)
+        self._calls = Channel(address, key, self.limits)
+        self._streams = Channel(address, key, self.limits)
+        # Whether requests are given up before the connection: see `LinkLimits.doubt_s`.
+        self._doubts = math.isfinite(self.limits.doubt_s)
 
     def start(self) -> None:
         """Connect in the background. Until then, requests are refused."""
@@ -65,6 +66,16 @@ class RemoteLink:
         """This object, typed as what it implements."""
         return cast(StorageLink, self)
 
+    @property
+    def name(self) -> str:
+        """Name of the node; "" until it was connected."""
+        return self._calls.node
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The connections, by their purpose."""
+        return {"calls": self._calls, "streams": self._streams}
+
     async def wait_until_up(self, timeout_s: float) -> bool:
         """Wait until there is a connection to storage; return False after ``timeout_s``."""
         return await self._calls.wait_until_up(timeout_s)
@@ -75,13 +86,14 @@ class RemoteLink:
     ) -> None:
         """Store messages; ``done`` gets the outcome. NOT_READY at once while storage is away."""
         method = methods.PUBLISH_BATCH if isinstance(content, MessageBatch) else methods.PUBLISH
-        self._calls.post(method, encode((stream, content)), self.limits.call_s, _Publish(done))
+        # The messages are only kept if they may be needed to decide about a repetition.
+        caller = _Publish(done, content if self._doubts else None)
+        self._calls.post(method, encode((stream, content)), self.limits.call_s, caller)
 
     async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
-        """Wait a short time for a connection after NOT_READY; try the next address."""
+        """Wait a short time for a connection after NOT_READY."""
         if refusal.spec is not errors.NOT_READY or refusal.applied is not False:
             return False
-        self._calls.move_on()
         return not self._calls.up and await _up_again(self._calls, refused_at_s)
 
     def publish_each_then(
@@ -121,7 +133,7 @@ class RemoteLink:
 
     async def metrics_text(self) -> str:
         """Return the metrics of this end of the link; storage serves its own."""
-        return exposition(client_metrics({"calls": self._calls, "streams": self._streams}))
+        return exposition(client_metrics(self.channels))
 
     # Calls ---------------------------------------------------------------------------------------
     async def _call(
@@ -214,6 +226,10 @@ class _Nobody:
     def failed(self, error: ApiError | LinkLostError) -> None:
         """Do nothing."""
 
+    def may_repeat(self) -> bool:
+        """Return False."""
+        return False
+
 
 class _Call:
     """A request whose caller is a coroutine; if that is cancelled, so is the request."""
@@ -247,14 +263,23 @@ class _Call:
         if not self._done.done():
             self._done.set_exception(error)
 
+    def may_repeat(self) -> bool:
+        return False
+
 
 class _Publish:
     """A publish whose caller is a callback."""
 
-    __slots__ = ("_done",)
+    __slots__ = ("_content", "_done")
 
-    def __init__(self, done: Callable[[PublishOutcome], None]) -> None:
+    def __init__(
+        self, done: Callable[[PublishOutcome], None], content: PublishContent | None
+    ) -> None:
         self._done = done
+        self._content = content
+
+    def may_repeat(self) -> bool:
+        return self._content is not None and is_repeatable(self._content)
 
     def answered(self, body: memoryview) -> None:
         try:
@@ -342,6 +367,10 @@ class ChunkStream(AsyncIterator[bytes]):
         self._complete = True
         self._error = error if isinstance(error, ApiError) else _interrupted(error)
         self._wake()
+
+    def may_repeat(self) -> bool:
+        """Return False: the declaration of the method decides."""
+        return False
 
     def chunk(self, piece: memoryview) -> None:
         """Buffer a piece."""

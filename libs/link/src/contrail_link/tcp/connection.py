@@ -179,6 +179,10 @@ class FramedConnection(asyncio.Protocol):
         elif self.writable:
             self.send(frames.PULSE, 0, body=body)
 
+    def silent_s(self, now: float) -> float:
+        """Return the time since the peer was heard, as of the last pulse."""
+        return now - self._heard_at
+
     def _stalled(self, now: float) -> bool:
         if self.writable:
             return False

@@ -8,7 +8,7 @@ msgpack, except in CHUNK, where it is the bytes themselves.
 | REQUEST | client | a new number; the milliseconds for which the caller waits; the arguments |
 | CANCEL | client | the caller no longer waits |
 | CREDIT | client | the number of further bytes of chunks that may be sent |
-| RESULT | server | the result; for a stream: it begins |
+| RESULT | server | the result; for a stream: it begins; for request 0, unasked: the node's name |
 | ERROR | server | the refusal; for a stream: it ends incomplete |
 | CHUNK | server | a piece of the stream |
 | END | server | the stream is complete |

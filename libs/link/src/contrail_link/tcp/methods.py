@@ -16,6 +16,13 @@ from contrail_link.contract.remote import UNKNOWN, Remote, declared
 
 _R = TypeVar("_R")
 
+
+class NodeIdentity(msgspec.Struct, frozen=True):
+    """What a storage node says of itself to each client. Fields may be added at the end."""
+
+    name: str = ""
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -51,8 +58,12 @@ class DeclaredMethod(Method[Any]):
         result = hints.pop("return")
         super().__init__(declaration.__name__, remote, tuple(hints.values()), result)
         self.declaration = declaration
+        self.route = remote.route
         _, *parameters = inspect.signature(declaration).parameters.values()
         self._signature = inspect.Signature(parameters)
+        argument, _, self._key_field = remote.route.key.partition(".")
+        # Position of the argument with the key of the route; None if it has no key.
+        self._key_at = list(hints).index(argument) if argument else None
 
     def in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the order of their declaration, with the defaults."""
@@ -63,11 +74,19 @@ class DeclaredMethod(Method[Any]):
         bound.apply_defaults()
         return bound.args
 
+    def key(self, arguments: Sequence[Any]) -> str:
+        """Return the stream or token by which a request with these arguments is routed, or ""."""
+        if self._key_at is None:
+            return ""
+        found = arguments[self._key_at]
+        key: str = getattr(found, self._key_field) if self._key_field else found
+        return key
+
 
 DECLARED: Final = [DeclaredMethod(method, remote) for method, remote in declared(StorageLink)]
-_BY_NAME: Final = {method.name: method for method in DECLARED}
-PULL: Final[Method[PullResult]] = _BY_NAME["pull"]
-ACKNOWLEDGE: Final[Method[list[AckResult]]] = _BY_NAME["acknowledge"]
+BY_NAME: Final = {method.name: method for method in DECLARED}
+PULL: Final[Method[PullResult]] = BY_NAME["pull"]
+ACKNOWLEDGE: Final[Method[list[AckResult]]] = BY_NAME["acknowledge"]
 
 # A list and a batch are both arrays in msgpack, so ``publish_then`` has a number for each.
 PUBLISH: Final[Method[PublishAck]] = Method(

@@ -82,8 +82,11 @@ def server_metrics(
     yield _counts("contrail_link_requests_refused", "Requests refused, by method.", failed)
 
 
-def client_metrics(channels: Mapping[str, Channel]) -> Iterable[Metric]:
-    """Return the metrics of an edge: its connections to storage, and the calls over them."""
+def client_metrics(channels: Mapping[str, Channel], again: int | None = None) -> Iterable[Metric]:
+    """Return the metrics of an edge: its connections to storage, and the calls over them.
+
+    ``again`` is the number of requests that were sent again, if there are several nodes.
+    """
     up = GaugeMetricFamily(
         "contrail_link_up", "Whether the link to storage is up (1) or down (0).", labels=["channel"]
     )
@@ -101,9 +104,10 @@ def client_metrics(channels: Mapping[str, Channel]) -> Iterable[Metric]:
         up.add_metric([name], channel.up)
         pending.add_metric([name], channel.pending)
         lost.add_metric([name], channel.losses)
-        # No method goes over two channels.
-        timings.update(channel.timings)
-        failed.update(channel.failed)
+        for method, times in channel.timings.items():
+            timings.setdefault(method, Timings()).add_all(times)
+        for method, count in channel.failed.items():
+            failed[method] = failed.get(method, 0) + count
     yield from (up, pending, lost)
     yield _seconds(
         "contrail_link_call_seconds",
@@ -111,6 +115,12 @@ def client_metrics(channels: Mapping[str, Channel]) -> Iterable[Metric]:
         timings,
     )
     yield _counts("contrail_link_calls_failed", "Requests refused or lost, by method.", failed)
+    if again is not None:
+        yield CounterMetricFamily(
+            "contrail_link_again",
+            "Requests sent again, to the same node or another, because the first did not answer.",
+            again,
+        )
 
 
 def _seconds(name: str, text: str, timings: Mapping[str, Timings]) -> Metric:

@@ -29,6 +29,7 @@ from contrail_link.tcp.methods import (
     PUBLISH,
     PUBLISH_BATCH,
     Method,
+    NodeIdentity,
     encode,
 )
 from contrail_link.tcp.metrics import exposition, server_metrics
@@ -47,9 +48,11 @@ class LinkServer:
         key: bytes,
         limits: LinkLimits | None = None,
         *,
+        node: str = "",
         access_log: bool = False,
     ) -> None:
         self.link = link
+        self.identity = NodeIdentity(node)
         self.key = key
         self.limits = limits or LinkLimits()
         self.access_log = access_log
@@ -228,6 +231,8 @@ class ServerConnection(FramedConnection):
         self._link = owner.link
         # Running requests by number.
         self._works: dict[int, Work] = {}
+        # Loop time at which overdue waits were last ended.
+        self._swept_at = 0.0
         # The context of the request with this number, which must be the next one.
         self._context: tuple[int, RequestContext] | None = None
 
@@ -242,9 +247,10 @@ class ServerConnection(FramedConnection):
         self._transport.write(self._hello.hello)
 
     def on_open(self) -> None:
-        """Send the readiness at once."""
+        """Send the name of the node and its readiness at once."""
         self.proven = True
         self._owner.proved()
+        self.send(frames.RESULT, 0, body=encode(self._owner.identity))
         self.send(frames.PULSE, 0, body=encode(self._owner.readiness()))
 
     def on_lost(self, reason: str) -> None:
@@ -262,13 +268,15 @@ class ServerConnection(FramedConnection):
                 work.wake()
 
     def tick(self, now: float, status: bytes) -> None:
-        """Send the pulse, and refuse overdue waits; called once a second."""
-        overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
-        for work in list(self._works.values()):
-            # Only waits end by themselves. A change that has begun must run to its end and report
-            # it.
-            if work.method.may_wait and now > work.deadline:
-                work.cancel(overdue)
+        """Send the pulse, and refuse overdue waits; called every ``pulse_s``."""
+        if now - self._swept_at >= self.limits.sweep_s:
+            self._swept_at = now
+            overdue = ApiError(errors.NOT_READY, "the caller's deadline has passed", applied=None)
+            for work in list(self._works.values()):
+                # Only waits end by themselves. A change that has begun must run to its end and
+                # report it.
+                if work.method.may_wait and now > work.deadline:
+                    work.cancel(overdue)
         self.pulse(now, status)
 
     def leave(self) -> None:

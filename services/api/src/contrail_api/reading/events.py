@@ -34,7 +34,9 @@ TYPES: Final[tuple[AdvisoryType, ...]] = get_args(AdvisoryType)
 _AGAIN_S: Final = 1.0
 _AWAY: Final = b": the storage is away\n\n"
 _STILL_HERE: Final = b"id: %b\n: still here\n\n"
-_POSITION: Final = re.compile(rb"[0-9a-f]{8}-[0-9]{1,19}")
+_PART: Final = rb"(?:[0-9a-f]{8}:)?[0-9a-f]{8}-[0-9]{1,19}"
+"""A position in the events of one node, with a sign of the node if there are several."""
+_POSITION: Final = re.compile(rb"%b(?:,%b){0,31}" % (_PART, _PART))
 _encoder: Final = msgspec.json.Encoder()
 
 

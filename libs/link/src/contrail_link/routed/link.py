@@ -1,0 +1,257 @@
+"""``StorageLink`` over the storage nodes of a cluster, which may lead any of its streams."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial, wraps
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
+from contrail_common.timeunits import NS_PER_S
+from contrail_link.contract import StorageLink
+from contrail_link.contract.admin import EventsRequest, EventsResult
+from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.remote import Goal
+from contrail_link.contract.streams import Page
+from contrail_link.routed.leaders import Node
+from contrail_link.routed.listing import one_page, one_result, positions_of, sign_of
+from contrail_link.routed.outcomes import Kind, kind_of, may_repeat, no_leader, with_rest
+from contrail_link.routed.publishing import Publish, Publisher
+from contrail_link.routed.search import Finder, Search
+from contrail_link.tcp import methods
+from contrail_link.tcp.channel import Channel
+from contrail_link.tcp.methods import DeclaredMethod
+from contrail_link.tcp.metrics import client_metrics, exposition
+
+_R = TypeVar("_R")
+AGAIN_S: Final = 5.0
+ANSWER_S: Final = 35.0
+
+
+class RoutedLink:
+    """A ``StorageLink`` to several nodes: each request goes to the one that can answer it.
+
+    A node that cannot answer refuses with NOT_LEADER, without effect, and may name the leader. Then
+    the request goes there, or to the others in turn. A request that was sent and lost is sent again
+    only if that is safe. No request is sent again later than ``again_s`` after its begin (for a
+    wait: after its end). ``answer_s`` is the longest time in which the link to a node answers.
+
+    Only the methods with code of their own are written out. All others are made from their
+    declarations, below the class.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node], again_s: float = AGAIN_S, answer_s: float = ANSWER_S
+    ) -> None:
+        self._finder = Finder(nodes, again_s)
+        self._publisher = Publisher(self._finder, self.link, answer_s)
+        # Requests, other than publishes, that were sent again.
+        self._again = 0
+
+    async def close(self) -> None:
+        """End searches and repetitions; the links to the nodes stay open."""
+        await self._publisher.close()
+        await self._finder.close()
+
+    @property
+    def link(self) -> StorageLink:
+        """This object, typed as what it implements."""
+        return cast(StorageLink, self)
+
+    @property
+    def again(self) -> int:
+        """Number of times that a request was sent again."""
+        return self._again + self._publisher.again
+
+    # Publishing ----------------------------------------------------------------------------------
+    def publish_then(
+        self, stream: str, content: PublishContent, done: Callable[[PublishOutcome], None]
+    ) -> None:
+        """Store messages; ``done`` gets the outcome."""
+        self._publisher.publish_then(stream, content, done)
+
+    async def may_retry(self, refusal: ApiError, refused_at_s: float) -> bool:
+        """Return False: everything that is safe was tried."""
+        return False
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
+    ) -> None:
+        """Store each message where its subject goes; each node gets its messages together."""
+        together: dict[Node, list[int]] = {}
+        for at, message in enumerate(messages):
+            node = self._publisher.node_of("", message.subject)
+            together.setdefault(node, []).append(at)
+        for node, positions in together.items():
+            some = [messages[at] for at in positions]
+            node.link.publish_each_then(some, partial(self._answered, node, some, positions, done))
+
+    def _answered(
+        self,
+        node: Node,
+        messages: list[PublishMessage],
+        positions: list[int],
+        done: Callable[[list[int], PublishOutcome], None],
+        answered: list[int],
+        outcome: PublishOutcome,
+    ) -> None:
+        if isinstance(outcome, PublishAck):
+            subject = messages[answered[0]].subject
+            if self._publisher.leader_of("", subject) is not node:
+                self._publisher.learn(node, outcome.stream, subject)
+            done([positions[at] for at in answered], outcome)
+            return
+        for at in answered:
+            settle = partial(done, [positions[at]])
+            if not Publish(self._publisher, node, "", [messages[at]], settle).send_again(outcome):
+                settle(outcome)
+
+    # All nodes together --------------------------------------------------------------------------
+    async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
+        """List streams by name, from all nodes that answer."""
+
+        async def page(node: Node) -> Page:
+            return await node.link.list_streams(subject, prefix, limit, token)
+
+        return one_page(await self._of_all(page), limit)
+
+    async def read_events(self, request: EventsRequest) -> EventsResult:
+        """Return the events of all nodes; wait for the first from any of them."""
+        positions = positions_of(request.after)
+
+        async def events(node: Node) -> EventsResult:
+            own = positions.get(sign_of(node.name), "" if positions else request.after)
+            return await node.link.read_events(msgspec.structs.replace(request, after=own))
+
+        def is_news(result: EventsResult) -> bool:
+            return bool(result.advisories) or result.lost != 0
+
+        found = await self._of_all(events, is_news)
+        return one_result(
+            {sign_of(name): result for name, result in found.items()}, positions, request.limit
+        )
+
+    async def _of_all(
+        self,
+        ask: Callable[[Node], Awaitable[_R]],
+        enough: Callable[[_R], bool] = lambda _: False,
+    ) -> dict[str, _R]:
+        """Return the answers of all nodes by their names, or the first that are ``enough``.
+
+        Raises the error of a node if none answers.
+        """
+        asked = {asyncio.ensure_future(_or_error(ask(node))): node for node in self._finder.nodes}
+        found: dict[str, _R] = {}
+        refusal = ApiError(errors.NOT_READY, retry_after_s=1, applied=False)
+        waiting = set(asked)
+        try:
+            while waiting and not any(map(enough, found.values())):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    answer = task.result()
+                    if not isinstance(answer, ApiError):
+                        found[asked[task].name] = answer
+                    elif kind_of(answer) is Kind.FINAL:
+                        raise answer
+                    else:
+                        refusal = answer
+        finally:
+            for task in waiting:
+                task.cancel()
+        if not found:
+            raise no_leader(refusal)
+        return found
+
+    def readiness(self) -> dict[str, str]:
+        """Return why no node is ready; empty if one is."""
+        reasons: dict[str, str] = {}
+        for at, node in enumerate(self._finder.nodes, 1):
+            one = node.link.readiness()
+            if not one:
+                return {}
+            name = node.name or f"node {at}"
+            reasons |= {f"{name}: {part}": reason for part, reason in one.items()}
+        return reasons
+
+    async def metrics_text(self) -> str:
+        """Return the metrics of the own node, and of this end of the links to the others."""
+        channels: dict[str, Channel] = {}
+        own = ""
+        for at, node in enumerate(self._finder.nodes, 1):
+            if not node.channels:
+                own += await node.link.metrics_text()
+            name = node.name or f"node {at}"
+            channels |= {f"{purpose} {name}": one for purpose, one in node.channels.items()}
+        return own + exposition(client_metrics(channels, self.again))
+
+    # Restores ------------------------------------------------------------------------------------
+    async def begin_restore(self, stream: str) -> str:
+        """Begin a restore. The token says which node has it."""
+        search = self._search(_BEGIN_RESTORE, (stream,))
+        token: str = await self._ask(_BEGIN_RESTORE, (stream,), search)
+        return f"{self._finder.nodes.index(search.node)}.{token}"
+
+    async def _at_token(self, method: DeclaredMethod, arguments: tuple[Any, ...]) -> Any:
+        number, _, token = arguments[0].partition(".")
+        node = self._finder.nodes[int(number)]
+        return await getattr(node.link, method.name)(token, *arguments[1:])
+
+    # Calls ---------------------------------------------------------------------------------------
+    def _search(self, method: DeclaredMethod, arguments: tuple[Any, ...]) -> Search:
+        until = _now() + self._finder.again_s + method.wait_ns(arguments) / NS_PER_S
+        return Search(self._finder, method.route.goal, method.key(arguments), until)
+
+    async def _ask(self, method: DeclaredMethod, arguments: tuple[Any, ...], search: Search) -> Any:
+        """Return the result of a method from the node that answers."""
+        wait_until = _now() + method.wait_ns(arguments) / NS_PER_S
+        while True:
+            try:
+                result = await getattr(search.node.link, method.name)(*arguments)
+            except ApiError as error:
+                kind = kind_of(error)
+                if kind is Kind.FINAL:
+                    search.refused(error)
+                    raise
+                if kind is Kind.LOST and not may_repeat(method, arguments):
+                    raise
+                self._again += 1
+                await search.next(error)
+                if method.wait_ns(arguments):
+                    rest_ns = round((wait_until - _now()) * NS_PER_S)
+                    arguments = with_rest(method, arguments, rest_ns)
+            else:
+                search.answered()
+                return result
+
+
+async def _or_error(work: Awaitable[_R]) -> _R | ApiError:
+    try:
+        return await work
+    except ApiError as error:
+        return error
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _forward(method: DeclaredMethod) -> Callable[..., Any]:
+    """Return the method of RoutedLink that asks the node of its route."""
+
+    @wraps(method.declaration)
+    async def forward(self: RoutedLink, *args: Any, **kwargs: Any) -> Any:
+        arguments = method.in_order(args, kwargs)
+        if method.route.goal is Goal.TOKEN:
+            return await self._at_token(method, arguments)
+        return await self._ask(method, arguments, self._search(method, arguments))
+
+    return forward
+
+
+_BEGIN_RESTORE: Final = methods.BY_NAME["begin_restore"]
+for _method in methods.DECLARED:
+    if not hasattr(RoutedLink, _method.name):
+        setattr(RoutedLink, _method.name, _forward(_method))
