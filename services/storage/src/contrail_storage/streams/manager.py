@@ -32,7 +32,7 @@ from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.outcomes import begun, error_of, expect
-from contrail_storage.streams.placement import choose_groups
+from contrail_storage.streams.placement import choose_group
 from contrail_storage.streams.removals import Removals
 from contrail_storage.streams.stream import CheckServing, Stream
 
@@ -332,30 +332,30 @@ class StreamManager:
     def _groups_for(self, config: StreamConfig) -> tuple[int, ...]:
         """The group of each shard of a new stream; empty for the usual one.
 
-        Raises NOT_LEADER if another node leads the first: only that node makes the stream.
+        Raises NOT_LEADER if another node leads the group: only that node makes the stream.
         """
         table = self._meta.group_table.groups.values()
-        groups = choose_groups(config.shards, config.num_replicas, table, self._meta.shards_in)
-        if groups:
-            self._check_led(groups[0])
-        elif config.num_replicas > 1:
+        group = choose_group(config.num_replicas, table, self._meta.shards_in)
+        if group is not None:
+            self._groups.check_led(group.number, group.members[0])
+            # One leader has all shards, because it also merges what is read of them.
+            return (group.number,) * config.shards
+        if config.num_replicas > 1:
             raise ApiError(errors.REPLICAS_UNSUPPORTED, applied=False)
-        return groups
+        return ()
 
     def _check_home(self, entry: StreamEntry) -> None:
         """Raise NOT_LEADER unless this node leads the first shard of a stream."""
         if entry.owner not in ("", self._groups.node_id):
             raise no_leader(entry.owner)
-        self._check_led(self._meta.group_of(entry.shard_id))
+        group = self._meta.group_of(entry.shard_id)
+        known = self._meta.group_table.groups.get(group)
+        self._groups.check_led(group, known.members[0] if known is not None else "")
 
     def _leads(self, entry: StreamEntry) -> bool:
         return entry.owner in ("", self._groups.node_id) and self._groups.leads(
             self._meta.group_of(entry.shard_id)
         )
-
-    def _check_led(self, group: int) -> None:
-        known = self._meta.group_table.groups.get(group)
-        self._groups.check_led(group, known.members[0] if known is not None else "")
 
     async def _update(
         self, shard: Shard, entry: StreamEntry, config: StreamConfig, given: cmd.Precondition
