@@ -1,13 +1,19 @@
 """Range reads with a filter: what they find, what they count, and how little they look at."""
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import Block
 from contrail_link.contract.read import RangeRequest, RangeResult
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.subjects import filters
+from contrail_storage.core.subjects.filters import SubjectFilter
+from contrail_storage.reading import reader as reading
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore
@@ -30,6 +36,17 @@ class CountingReader(Reader):
         return await super().block_at(shard, seq)
 
 
+@contextmanager
+def tallied(near: int) -> Iterator[None]:
+    """Count ranges of more than ``near`` sequences by the table, two slots in a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_NEAR", near)
+        patch.setattr(reading, "_TALLIED", 1)
+        patch.setattr(filters, "WINDOW", 2)
+        yield
+
+
+@pytest.mark.parametrize("near", [0, 4_096], ids=["by table", "by windows"])
 @given(
     st.lists(st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=5), max_size=8),
     st.lists(st.integers(1, 30), max_size=6),
@@ -40,6 +57,7 @@ class CountingReader(Reader):
     st.booleans(),
 )
 def test_range_holds_and_counts_what_the_naive_model_has(
+    near: int,
     batches: list[list[str]],
     deleted: list[int],
     trimmed: int,
@@ -78,7 +96,26 @@ def test_range_holds_and_counts_what_the_naive_model_has(
         if len(matching) >= limit:
             assert found.next_seq == matching[limit - 1] + 1
 
-    run(scene())
+    with tallied(near):
+        run(scene())
+
+
+def test_count_is_right_when_slots_move_meanwhile() -> None:
+    async def scene() -> None:
+        rig = DispatcherRig()
+        names = [f"a.{number}" for number in range(20)]
+        rig.publish(*names, *names)
+        count = rig.reader.count(rig.shard, 15, 40, SubjectFilter(("a.*",)))
+        counting = asyncio.ensure_future(count)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not counting.done()
+        rig.apply(cmd.Trim(11, 100))
+        rig.machine.subjects._lay_out()
+        assert await counting == 26
+
+    with tallied(0):
+        run(scene())
 
 
 def scene_of(work: Callable[[DispatcherRig, CountingReader], Coroutine[None, None, None]]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, U32Array
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.pinned import Pinned
@@ -216,21 +217,25 @@ class PendingCount:
         The next steps add or subtract messages of the others.
         """
         table = self._shard.machine.subjects
-        at = wanted.slots(table)
-        first, last = table.first[at], table.last[at]
-        later = first >= low
-        self._count += int(table.counts[at[later]].sum())
-        if not (~later & (last >= low)).any():
+        subjects = np.zeros(table.size, np.bool_)  # those with messages after `low` only
+        bottom_seq, top_seq, earlier = INT64_MAX, 0, 0
+        # By parts of the table, which stay in the caches of the processor.
+        for at in wanted.live_slots(table):
+            first, counts = table.first[at], table.counts[at]
+            later = first >= low
+            subjects[at[later]] = True
+            self._count += int(counts[later].sum())
+            earlier += int(counts[~later].sum())
+            bottom_seq = min(bottom_seq, int(first.min(initial=INT64_MAX)))
+            top_seq = max(top_seq, int(table.last[at[~later]].max(initial=0)))
+        if top_seq < low:
             return
-        bottom_seq, top_seq = int(first.min()), int(last[~later].max())
         # From before the end of the pinned messages on, the counts have messages that do not count.
         if self._pinned is None and low - bottom_seq < top_seq - low:
             # Fewer messages are before the position than after it: the first steps subtract them.
-            self._count += int(table.counts[at[~later]].sum())
+            self._count += earlier
             self._from_seq = bottom_seq
             return
-        subjects = np.zeros(table.size, np.bool_)
-        subjects[at[later]] = True
         self._ahead = _Ahead(lookup_of_slots(table.numbered, subjects), top_seq, last_seq)
         self._end_seq = low
 
