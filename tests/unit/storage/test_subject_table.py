@@ -361,6 +361,23 @@ def _agrees(steps: list[tuple[str, list[int] | int | None]]) -> None:
         assert table.size <= max(2 * len(held), len(held) + 4) + 31
 
 
+def test_memory_of_removed_subjects_is_freed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject_table, "_FREED_TOGETHER", 4)
+    kept = Kept()
+    kept.add(*names(0, 4 * PAGE))
+    kept.remove(*names(0, 3 * PAGE))
+    laid_out = len(kept.table._dropped)
+    assert laid_out > 4
+    kept.clear()
+    assert len(kept.table._dropped) > laid_out + 4
+    before = len(kept.table._dropped)
+    kept.add("a")
+    assert len(kept.table._dropped) == before - 4
+    while kept.table.has_dropped:
+        kept.table.free_dropped()
+    assert kept.content().keys() == {"a"}
+
+
 def test_reader_continues_with_the_list_of_names_that_it_took() -> None:
     kept = Kept()
     kept.add(*names(0, 2 * PAGE))

@@ -110,11 +110,11 @@ class Housekeeper:
             self._agenda.enter(shard_id, at_ns)
 
     def _free(self, shard_id: int) -> None:
-        """Free some removed deliveries of a shard, the others in the next ticks."""
+        """Free some removed deliveries and subjects of a shard, the others in the next ticks."""
         shard = self._shards.get(shard_id)
-        if shard is not None and shard.machine.dropping:
+        if shard is not None and shard.machine.has_dropped:
             shard.machine.free_dropped()
-            if shard.machine.dropping:
+            if shard.machine.has_dropped:
                 self._changed.add(shard_id)
 
     async def _look(self, now_ns: int) -> None:

@@ -233,8 +233,14 @@ class ShardState:
         if self.removals is not None:
             self.removals.add(seqs, sids)
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether memory of removed subjects or pending deliveries is not freed."""
+        return bool(self.dropping) or self.subjects.has_dropped
+
     def free_dropped(self) -> None:
-        """Free a few of the pending deliveries that were removed; what is left is `dropping`."""
+        """Free a part of the removed subjects and pending deliveries; see `has_dropped`."""
+        self.subjects.free_dropped()
         for number in list(self.dropping):
             consumer = self.consumers.get(number)
             if consumer is None or not consumer.pending.free_dropped():

@@ -78,6 +78,11 @@ class PackedNames(Sequence[str | None]):
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def memory(self) -> Sequence[object]:
+        """What takes the memory of the names, to be freed in pieces after the names."""
+        return self._chunks
+
     def __iter__(self) -> Iterator[str | None]:
         done = 0
         # First the newest, then the chunks: see `_pack`.

@@ -10,7 +10,7 @@ Half a hash is not unique. A name is found when the subject of that number has i
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, overload
 
 import numpy as np
@@ -98,10 +98,12 @@ class SubjectIds:
         at = entry >> self._shift
         return self._parts[at] if at >= self._divided else self._halves[entry >> self._shift - 1]
 
-    def clear(self) -> None:
-        """Remove all subjects."""
+    def clear(self) -> Sequence[object]:
+        """Remove all subjects; return what takes their memory, to be freed in pieces."""
+        freed = self._parts + self._halves
         self._parts, self._halves, self._divided = [array("Q")], [], 0
         self._shift, self._size = 64, 0
+        return freed
 
     def fill(self, subjects: Iterable[tuple[Iterable[str], U32Array]]) -> None:
         """Replace all subjects by these, given as names and their numbers."""
