@@ -194,6 +194,29 @@ def test_former_leader_learns_that_another_entry_took_the_place() -> None:
     assert (old.acked, old.lost, old.replaced) == ([], [], ["open"])
 
 
+def test_leader_again_does_not_wait_for_entries_that_its_log_has_lost() -> None:
+    cluster = Cluster()
+    old = cluster.elect("a")
+    cluster.run(0.2)
+    cluster.isolate("a")
+    for number in range(5):
+        old.group.propose(b"%d" % number, number)
+    cluster.settle()
+    cluster.run(0.7)
+    new = cluster.elect("b")
+    cluster.heal()
+    cluster.run(0.3)
+    assert (old.acked, old.lost, old.replaced) == ([], [], [0, 1])
+    assert new.group.hand_over("a")
+    cluster.run(0.3)
+    assert old.group.is_leader
+    assert (old.acked, old.lost, old.replaced) == ([], [3, 4], [0, 1, 2])
+    assert old.group.outstanding_bytes == 0
+    old.group.propose(b"more", "more")
+    cluster.settle()
+    assert old.acked == ["more"]
+
+
 def test_former_leader_that_learns_nothing_says_so_at_the_deadline() -> None:
     cluster, old = leader_with_an_open_proposal("a")
     cluster.run(9.0)

@@ -404,6 +404,10 @@ class RaftGroup:
         # The first entry of the term is committed after everything of earlier terms.
         if term and not self._led_term and self._is_caught_up():
             self._led_term = term
+            # What is open from earlier terms was cut from this log. A later leader may commit it
+            # all the same, but this one does not wait for that.
+            if self._proposals:
+                self._lose_uncommitted()
             self._on_role(True)
 
     def _hand_on_if_suspect(self) -> None:
