@@ -87,8 +87,6 @@ class Accepted(_Connection):
         self._owner = owner
         self._handshake: ListenerHandshake
         self._cutter: FrameCutter
-        # Bytes received before the proof.
-        self._unproven = 0
 
     def wire_open(self) -> None:
         """Send the nonce."""
@@ -104,26 +102,23 @@ class Accepted(_Connection):
         """Go on with the handshake; after it, hand out frames."""
         try:
             if self.peer is None:
-                data = self._shake_hands(bytes(data[: UNPROVEN_BYTES_MAX + 1]))
-            if self.peer is not None and data:
-                for frame in self._cutter.feed(data):
-                    self._owner.accepted_frame(self, self.peer, frame)
+                self._shake_hands(bytes(data[: UNPROVEN_BYTES_MAX + 1]))
+                return
+            for frame in self._cutter.feed(data):
+                self._owner.accepted_frame(self, self.peer, frame)
         except HandshakeError as error:
             self.wire.write(refusal(str(error)))
             self.fail(str(error))
         except FrameError as error:
             self.fail(f"the peer broke the protocol: {error}")
 
-    def _shake_hands(self, data: bytes) -> bytes:
-        self._unproven += len(data)
+    def _shake_hands(self, data: bytes) -> None:
         answer = self._handshake.feed(data)
         if answer:
             self.wire.write(answer)
         peer = self._handshake.peer
         if peer is None:
-            if self._unproven > UNPROVEN_BYTES_MAX:
-                raise HandshakeError(f"it sent more than {UNPROVEN_BYTES_MAX} bytes of no proof")
-            return b""
+            return
         if self._handshake.rest:
             # The dialler sends nothing before it has seen the listener's proof.
             raise HandshakeError("it went on before the handshake was done")
@@ -131,7 +126,6 @@ class Accepted(_Connection):
         self.peer = peer
         self._cutter = FrameCutter(BODY_BYTES_MAX[peer.channel])
         self._owner.accepted_open(self, peer)
-        return b""
 
     def wire_drained(self) -> None:
         """Do nothing: no frame is sent here."""
