@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.messages import SUSPECT, Message
+from contrail_replicator.messages import SUSPECT, Message, MessageRefusedError
 from contrail_replicator.ports import (
     JournalLog,
     MemberLog,
@@ -20,6 +20,8 @@ from contrail_replicator.reads import ReadDone
 
 MAX_ENTRY_BYTES: Final = 4 << 20
 MAX_OUTSTANDING_BYTES: Final = 8 << 20
+TERM_LEAP_MAX: Final = 1 << 32
+"""How far a peer's term may be ahead: more elections than there have been in its lifetime."""
 _TAIL_BYTES: Final = 8 << 20
 _PIECE: Final = 64
 _DEFAULT_TIMINGS: Final = Timings()
@@ -104,8 +106,8 @@ class RaftGroup:
         self._on_role = on_role  # learns that this node leads, or no longer does
         self._on_lost = on_lost  # gets the contexts of proposals with an unknown outcome
         self._on_replaced = on_replaced or on_lost  # those of proposals that never will be
-        # True in a group of one, which needs no elections.
-        self._alone = not [peer for peer in peers if peer != node_id]
+        self._peers = frozenset(peers) - {node_id}  # the other members
+        self._alone = not self._peers  # true in a group of one, which needs no elections
         # Seconds; never goes backwards.
         self._clock = clock = clock or (time.monotonic if self._alone else _awake_clock)
         self._outcome_s = timings.outcome_s  # for how long a former leader waits for outcomes
@@ -255,8 +257,15 @@ class RaftGroup:
     def receive(self, peer: str, message: Message) -> None:
         """Handle a message from a peer.
 
-        Raises LogDivergedError if committed entries differ; this replica must then stop.
+        Raises MessageRefusedError for one that no member can have sent, and LogDivergedError if
+        committed entries differ; this replica must then stop.
         """
+        if peer not in self._peers:
+            raise MessageRefusedError(f"group {self._group_id}: {peer} is not a member")
+        if message.term > self._core.term() + TERM_LEAP_MAX:
+            raise MessageRefusedError(
+                f"group {self._group_id}: {peer} speaks of term {message.term}; it is {self.term}"
+            )
         if self._running:
             self._core.receive(peer, message)
             self._core.tick()

@@ -16,6 +16,10 @@ SUSPECT: Final = 2
 """Flag of a member whose log is whole and whose state is damaged: it leads only to hand on."""
 
 
+class MessageRefusedError(Exception):
+    """No member of the group can have sent this message; it has changed nothing."""
+
+
 class _Message(msgspec.Struct, frozen=True, gc=False):
     term: int
     """The sender's current term."""

@@ -5,9 +5,9 @@ the event loop.
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
-from contrail_replicator.messages import Heartbeat, HeartbeatReply, Message
+from contrail_replicator.messages import Heartbeat, HeartbeatReply, Message, MessageRefusedError
 from contrail_replicator.peers.codec import (
     APPEND,
     CONTROL_KINDS,
@@ -23,19 +23,10 @@ from contrail_replicator.peers.codec import (
 )
 from contrail_replicator.peers.frames import Channel, Frame
 from contrail_replicator.peers.hub import PeerHub
+from contrail_replicator.ports import GroupEndpoint
 
 _NO_GROUP: Final = 0
 _M = TypeVar("_M", Heartbeat, HeartbeatReply)
-
-
-class GroupEndpoint(Protocol):
-    """The part of a group that receives. Called on the event loop."""
-
-    def receive(self, peer: str, message: Message) -> None:
-        """Handle a message from an authenticated node, which may not be a member."""
-
-    def link_changed(self, peer: str, connected: bool) -> None:
-        """Note whether messages can be sent to a node."""
 
 
 class GroupLinks:
@@ -132,6 +123,9 @@ class GroupLinks:
             return
         try:
             endpoint.receive(peer, message)
+        except MessageRefusedError as error:
+            hub = self._hub
+            hub.complaints.log(hub.net.now(), "peer_message_refused", peer, str(error))
         except Exception as error:
             self.detach(group)
             self._on_fault(group, error)
