@@ -22,6 +22,10 @@ class Store:
         raise AssertionError
 
 
+def lost_nothing(contexts: list[object]) -> None:
+    raise AssertionError(contexts)
+
+
 class Owner:
     """A group of shards in memory whose entries take `used_s` each."""
 
@@ -29,7 +33,8 @@ class Owner:
         self.store = Store()
         self.used_s = QUICK_S
         self.applied: list[bytes] = []
-        self.group = MemoryGroup(Callbacks(self.commit, lambda leads: None, lambda lost: None))
+        callbacks = Callbacks(self.commit, lambda leads: None, lost_nothing, lost_nothing)
+        self.group = MemoryGroup(callbacks)
         self.pace = ApplyPace(self.store)
         self.group.start()
 

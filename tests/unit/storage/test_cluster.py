@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from contrail_common import errors
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.publishing import publish
@@ -62,6 +63,31 @@ def test_stream_survives_its_leader_with_ids_consumers_and_acks(tmp_path: Path) 
             shards = [node.streams.shard("S") for node in nodes.all()]
             await until(lambda: all(shard.applied_seq == 120 for shard in shards))
             assert len({shard.machine.counters.digest for shard in shards}) == 1
+
+    asyncio.run(scene())
+
+
+def test_publish_on_a_leader_that_is_cut_off_is_refused_once_another_entry_has_its_place(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            first = await create(nodes, "S")
+            group = nodes[first].streams.shard("S").group
+            nodes.links.part(first)
+            cut_off = asyncio.ensure_future(
+                publish(LocalLink(nodes[first]), "S", messages("S", 900, 1))
+            )
+            others = [name for name in NAMES if name != first]
+            await until(lambda: any(nodes[one].groups.leads(group) for one in others))
+            second = next(one for one in others if nodes[one].groups.leads(group))
+            await nodes.call(second, lambda link: publish(link, "S", messages("S", 0, 10)))
+            assert not cut_off.done()
+            nodes.links.heal()
+            ack = await cut_off
+            assert [one.code for one in ack.results] == [errors.NOT_LEADER.code]
+            shards = [node.streams.shard("S") for node in nodes.all()]
+            await until(lambda: all(shard.applied_seq == 10 for shard in shards))
 
     asyncio.run(scene())
 

@@ -18,7 +18,7 @@ class SingleMemberGroups:
     def __init__(self) -> None:
         self._transport = NullTransport()
 
-    def make(
+    def make(  # noqa: PLR0913 - all of them are named
         self,
         *,
         group_id: int,
@@ -29,6 +29,7 @@ class SingleMemberGroups:
         on_commit: Callable[[Any], bool],
         on_role: Callable[[bool], None],
         on_lost: Callable[[list[object]], None],
+        on_replaced: Callable[[list[object]], None],
     ) -> Group:
         """Return a group with one member over ``log``, applied up to ``applied_index``."""
         return RaftGroup(
@@ -41,6 +42,7 @@ class SingleMemberGroups:
             on_commit=on_commit,
             on_role=on_role,
             on_lost=on_lost,
+            on_replaced=on_replaced,
         )
 
 

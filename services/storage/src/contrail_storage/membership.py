@@ -87,6 +87,7 @@ class Membership:
                 on_commit=callbacks.on_commit,
                 on_role=callbacks.on_role,
                 on_lost=callbacks.on_lost,
+                on_replaced=callbacks.on_replaced,
             )
 
         refusals, busy = self._factory.refusals, self._factory.busy

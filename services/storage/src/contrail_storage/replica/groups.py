@@ -91,6 +91,7 @@ class Groups(Mapping[int, Group]):
                 partial(self._commit, number),
                 partial(self._role, number),
                 partial(self._lost, number),
+                partial(self._replaced, number),
             )
         )
         proposer = Proposer(group, self._log_time_ns, self._applier, refusals, busy=busy)
@@ -142,6 +143,12 @@ class Groups(Mapping[int, Group]):
         for context in contexts:
             if isinstance(context, EntryContext):
                 context.unknown()
+                self.proposers[number].settled()
+
+    def _replaced(self, number: int, contexts: list[object]) -> None:
+        for context in contexts:
+            if isinstance(context, EntryContext):
+                context.refuse(no_leader(self._groups[number].leader))
                 self.proposers[number].settled()
 
     def _role(self, number: int, leads: bool) -> None:

@@ -25,7 +25,11 @@ After False it gets none until `Group.resume`.
 """
 
 OnLost = Callable[[list[object]], None]
-"""Accepts the contexts of entries whose outcome this node will never know."""
+"""Accepts the contexts of entries that this node proposed and that will not be applied with them.
+
+`Callbacks.on_lost`: nobody knows the outcome. `Callbacks.on_replaced`: another entry was committed
+in their place, so they never will be.
+"""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +39,7 @@ class Callbacks:
     on_commit: OnCommit
     on_role: Callable[[bool], None]
     on_lost: OnLost
+    on_replaced: OnLost
 
 
 class Group(Protocol):
@@ -106,7 +111,7 @@ class GroupFactory(Protocol):
     busy: tuple[type[Exception], ...]
     """Its errors if too many bytes wait; nothing was appended."""
 
-    def make(
+    def make(  # noqa: PLR0913 - all of them are named
         self,
         *,
         group_id: int,
@@ -117,6 +122,7 @@ class GroupFactory(Protocol):
         on_commit: OnCommit,
         on_role: Callable[[bool], None],
         on_lost: OnLost,
+        on_replaced: OnLost,
     ) -> Group:
         """Make a member of a group over the node's log; ``peers`` are the other members."""
         ...
