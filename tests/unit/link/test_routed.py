@@ -181,6 +181,26 @@ def test_lost_publish_with_an_id_is_stored_once(lose: str, stream: str) -> None:
     run_virtually(scenario())
 
 
+def test_publishes_that_are_lost_together_ask_once_for_the_window() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.nodes[2].lead("S")
+        await publish(rig.link.link, "S", [message()])
+        rig.nodes[2].lose = "after"
+        acks = [
+            asyncio.create_task(publish(rig.link.link, "S", [message(msg_id=str(at))]))
+            for at in range(500)
+        ]
+        await wait_virtually(0.01)
+        rig.asked()
+        rig.nodes[1].lead()
+        await asyncio.gather(*acks)
+        assert sum(rig.asked()) < 500 + 3 * 20
+        assert len(rig.cluster.stored["S"]) == 501
+
+    run_virtually(scenario())
+
+
 @pytest.mark.parametrize(
     ("stream", "answer_s", "msg_id"),
     [("S", 10.0, None), ("SHORT", 10.0, "1"), ("S", 56.0, "1")],

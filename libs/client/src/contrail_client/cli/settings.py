@@ -129,7 +129,7 @@ DECLARED: Final = (
         _LINKED,
         ("127.0.0.1:7430",),
         "HOST:PORT,...",
-        "Link addresses of storage processes, separated by commas.",
+        "Link addresses of all storage nodes of the cluster, separated by commas.",
     ),
     Declared(
         "gateways",

@@ -6,10 +6,12 @@ enough: the duplicate window recognises those that the first try has stored.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.model import StreamInfo
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import (
@@ -46,6 +48,8 @@ class Publisher:
         self._captured: Learned[str] = Learned()
         self.now: Final = asyncio.get_running_loop().time
         """The time of the event loop, in seconds."""
+        # Questions about streams that are being asked now.
+        self._infos: dict[str, asyncio.Future[StreamInfo]] = {}
         # Publishes that are being sent again.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,7 +79,7 @@ class Publisher:
 
     async def close(self) -> None:
         """End the publishes that are being sent again with an unknown outcome."""
-        tasks = list(self._tasks)
+        tasks: list[asyncio.Future[Any]] = [*self._tasks, *self._infos.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,8 +139,18 @@ class Publisher:
 
     async def _remembers(self, stream: str) -> bool:
         """Return True if the stream remembers ids for long enough to send them again."""
-        info = await self._routed.stream_info(stream)
-        return info.config.duplicate_window_ns >= _WINDOWS * self._answered_s * NS_PER_S
+        info = self._infos.get(stream)
+        if info is None:
+            # A node that is lost takes many publishes with it, which all ask at once.
+            info = self._infos[stream] = asyncio.ensure_future(self._routed.stream_info(stream))
+            info.add_done_callback(partial(self._informed, stream))
+        window_ns = (await asyncio.shield(info)).config.duplicate_window_ns
+        return window_ns >= _WINDOWS * self._answered_s * NS_PER_S
+
+    def _informed(self, stream: str, info: "asyncio.Future[StreamInfo]") -> None:
+        del self._infos[stream]
+        if not info.cancelled():
+            info.exception()  # marks it as seen: those who asked may have given up
 
 
 class Publish:
