@@ -18,6 +18,7 @@ from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.facts import MessageFacts, SubjectFacts, facts_of
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream.data_loss import Recount
+from contrail_storage.core.stream.removal import deletion
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 from contrail_storage.core.stream.ttl import raised_ttls
@@ -77,6 +78,20 @@ def sealed(config: StreamConfig, command: cmd.Append) -> cmd.Append:
     cells = columns.in_cells()
     cells.seals = Seals.of([1 << 32] * columns.count, columns.sizes())
     return msgspec.structs.replace(command, columns=cells, ttls=ttls)
+
+
+def removal_of(
+    machine: StreamMachine,
+    subjects: Iterable[str],
+    to_seq: int = 1 << 62,
+    reason: cmd.RemovalReason = "purge",
+) -> cmd.Remove:
+    """What a leader proposes to remove the messages of subjects below a sequence."""
+    counters, ids = machine.counters, machine.subjects.ids
+    seqs = np.arange(counters.first_seq, min(to_seq, counters.last_seq + 1))
+    seqs, sids, sizes, _ = deletion.live_messages(machine, seqs)
+    own = np.isin(sids, [ids.get(subject, -1) for subject in subjects])
+    return cmd.Remove.of(reason, seqs[own], sids[own], sizes[own])
 
 
 def hashed_expected(expected: Expected) -> HashedExpected:
@@ -276,7 +291,6 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
             )
             for sid, name in table.live()
         },
-        "unsettled": sorted(table.unsettled),
         "deleted": [
             seq
             for seq in range(counters.first_seq, min(counters.last_seq, counters.first_seq + 999))

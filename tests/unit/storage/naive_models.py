@@ -70,18 +70,6 @@ class NaiveStream:
             (each.seq for each in self.messages if naive_matches(pattern, each.subject)), default=0
         )
 
-    def previous_of(self, seq: int) -> int:
-        """The last older message with the subject of ``seq``."""
-        message = self.find(seq)
-        return max(
-            (
-                each.seq
-                for each in self.messages
-                if message and each.subject == message.subject and each.seq < seq
-            ),
-            default=0,
-        )
-
     def tick(self, time_ns: int) -> int:
         """A command arrives: its time, which never runs backwards; old ids are forgotten."""
         now_ns = max(time_ns, self.last_time_ns)
@@ -337,17 +325,7 @@ class NaiveStream:
     def enforce_limits(self, at_most: int) -> tuple[int, bool]:
         """Remove the oldest while a limit is passed: how many, and whether more are to go."""
         removed = self._evict(at_most)
-        over = sorted(
-            (
-                each
-                for subject in {each.subject for each in self.messages}
-                for each in self._over_subject_limit(subject)
-            ),
-            key=lambda each: each.seq,
-        )
-        gone = over[: max(at_most - removed, 0)]
-        self._remove(gone)
-        return removed + len(gone), self.over_limits() or len(gone) < len(over)
+        return removed, self.over_limits()
 
     def _evict(self, at_most: int) -> int:
         removed = 0
@@ -371,14 +349,6 @@ class NaiveStream:
             gone = [each for each in gone if each in self._over_subject_limit(each.subject)]
         self._remove(gone)
         return len(gone)
-
-    def purge_subjects(
-        self, time_ns: int, subjects: list[str], to_seq: int, at_most: int
-    ) -> tuple[int, bool] | int:
-        """Purge what some subjects have below a sequence."""
-        below = [each for each in self.messages if each.subject in subjects and each.seq < to_seq]
-        refused = self.purge_refusal(time_ns)
-        return refused or (self.remove(below[:at_most]), len(below) > at_most)
 
     def expire_age(self, time_ns: int, at_most: int) -> tuple[int, bool]:
         """Remove what is ``max_age`` old, up to the first message that stays."""
@@ -405,22 +375,21 @@ class NaiveStream:
         time_ns: int,
         seqs: list[int],
         rows: list[tuple[int, int]],
-        marking: list[str],
-        stay: list[int],
+        markers: list[int],
+        order: list[str],
     ) -> int:
-        """Remove what is due; of the subjects ``marking`` those without a message get a marker.
+        """Remove what is due; a subject that has no message left then gets a marker.
 
-        Of the messages that were due by ``rows``, those that ``stay`` are due again at once.
+        Not one whose last message is of the ``markers``. ``order``: of the subjects by number.
         """
         now_ns = self.tick(time_ns)
         if self.config.sealed or not (rows or seqs):
             return 0
         for row in rows:
             self.deadlines.pop(row, None)
-        if rows and stay:
-            self.deadlines[now_ns, stay[0]] = stay
         gone = [each for each in self.messages if each.seq in seqs]
-        marked = [name for name in marking if name in {each.subject for each in gone}]
+        newest = {each.subject: each.seq for each in gone}
+        marked = [name for name in order if name in newest and newest[name] not in markers]
         self._remove(gone)
         left = {each.subject for each in self.messages}
         marker_ttl_ns = self.config.subject_delete_marker_ttl_ns

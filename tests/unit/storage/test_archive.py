@@ -32,6 +32,7 @@ from tests.unit.storage.machine_rig import (
     append_of,
     configure,
     consumer_config,
+    removal_of,
 )
 
 S = 1_000_000_000
@@ -82,22 +83,17 @@ def live_deadlines(rig: Rig) -> dict[int, int]:
     return {seq: due_ns for (due_ns, _), seqs in rows for seq in seqs if rig.machine.is_live(seq)}
 
 
-def previous_of(rig: Rig, seq: int) -> int:
-    found = {number: subject for number, subject, *_ in messages_of(rig)}
-    return max((one for one in found if one < seq and found[one] == found[seq]), default=0)
-
-
 def take(rig: Rig, step: Step, now_ns: int) -> None:
     seqs = live_seqs(rig)
     chosen = seqs[int(step.choice * len(seqs))] if seqs else 0
     if step.kind == "append":
         rig.apply(now_ns, append_of(step.messages))
     elif step.kind == "delete" and chosen:
-        rig.apply(now_ns, cmd.DeleteMessage(chosen, previous_of(rig, chosen)))
+        rig.apply(now_ns, cmd.DeleteMessage(chosen))
     elif step.kind == "trim" and chosen:
         rig.apply(now_ns, cmd.Trim(chosen, 100))
     elif step.kind == "purge":
-        rig.apply(now_ns, cmd.PurgeSubjects([step.messages[0].subject], 1 << 40, 100))
+        rig.apply(now_ns, removal_of(rig.machine, [step.messages[0].subject]))
     elif step.kind == "deliver":
         for consumer in rig.machine.consumers.values():
             new = [seq for seq in seqs if seq >= consumer.next_seq][: len(step.messages)]
@@ -192,10 +188,10 @@ def test_deadlines_of_what_is_gone_are_not_in_the_archive() -> None:
     rig.apply(S, append_of([Message("a.1", b"x", ttl_ns=5 * S)] * 3))
     rig.apply(S, append_of([Message("a.2", b"x", ttl_ns=5 * S)]))
     for seq in (1, 2, 4):
-        rig.apply(2 * S, cmd.DeleteMessage(seq, 0))
+        rig.apply(2 * S, cmd.DeleteMessage(seq))
     other = restored(packed(records_of(rig)))
     assert other.deadline_rows() == {(6 * S, 3): [3]}
-    rig.apply(2 * S, cmd.DeleteMessage(3, 0))
+    rig.apply(2 * S, cmd.DeleteMessage(3))
     assert not [one for one in records_of(rig) if one.kind == archive.DEADLINES]
 
 
@@ -234,7 +230,7 @@ def test_made_up_deadlines_are_refused(record: tuple[int, Any]) -> None:
     rig = Rig()
     rig.apply(S, configure(CONFIG))
     rig.apply(S, append_of([Message("a.1", b"x")] * 4))
-    rig.apply(S, cmd.DeleteMessage(1, 0))
+    rig.apply(S, cmd.DeleteMessage(1))
     head, *rest = records_of(rig)
     kind, payload = record
     made_up = Record(kind, msgspec.msgpack.encode(payload))
@@ -249,7 +245,7 @@ def test_what_was_deleted_is_not_in_the_archive() -> None:
     seq = rig.machine.counters.last_seq
     rig.apply(2_000 * S, append_of([Message("a.1", b"last")]))
     assert b"to-be-erased" in packed(records_of(rig))
-    rig.apply(2_000 * S, cmd.DeleteMessage(seq, 0))
+    rig.apply(2_000 * S, cmd.DeleteMessage(seq))
     data = packed(records_of(rig))
     for text in (b"to-be-erased", b"hidden-text", b"a.gone"):
         assert text not in data

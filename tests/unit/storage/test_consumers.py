@@ -14,10 +14,8 @@ from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from contrail_link.publishing import publish
 from contrail_storage.consumers import dispatcher
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.stream.removal import deletion, interest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
-from contrail_storage.upkeep import housekeeper
 from tests.unit.storage.sharded_rig import CONFIG as SHARDED
 from tests.unit.storage.sharded_rig import fill, message, play
 
@@ -142,24 +140,21 @@ def test_consumer_that_is_removed_while_others_are_listed_is_left_out(
 
 
 @FORMS
+@pytest.mark.parametrize("policy", ["last", "last_per_subject"])
 def test_consumer_of_the_last_message_begins_with_one_that_is_there(
-    tmp_path: Path, config: StreamConfig, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: StreamConfig, policy: str
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await put(link)
         subjects = ["k.1", *["k.2"] * 3, "k.1"]
         await publish(link, "S", [message(one, b"%d" % at) for at, one in enumerate(subjects)])
         await ack(link, await pull(link), 5)
-        # The stream removed the message and has not searched for the one before it yet.
-        tables = [shard.machine.subjects for shard in node.streams.stream("S").shards]
-        assert any(table.unsettled for table in tables)
-        await put(link, "last", deliver_policy="last", filter_subjects=("a.k.1",))
+        machines = [shard.machine for shard in node.streams.stream("S").shards]
+        assert any(machine.last_live("a.k.1") is None for machine in machines)
+        await put(link, "last", deliver_policy=policy, filter_subjects=("a.k.1",))
         result = await pull(link, "last")
         assert [one.message.payload for one in result.deliveries] == [b"0"]
 
-    monkeypatch.setattr(deletion, "APPLY_SEQS", 2)
-    monkeypatch.setattr(interest, "ALONE_SEQS", 2)
-    monkeypatch.setattr(housekeeper, "TICK_S", 3_600.0)  # it would search
     play(tmp_path, scene, msgspec.structs.replace(config, retention="interest"))
 
 

@@ -89,7 +89,7 @@ def test_messages_whose_subject_has_no_name_any_more_are_lost() -> None:
 
 def test_what_was_deleted_before_is_not_counted_as_lost() -> None:
     rig = made(subjects("a"), subjects("b", "b"), subjects("c"))
-    rig.apply(3, cmd.DeleteMessage(2, 0))
+    rig.apply(3, cmd.DeleteMessage(2))
     del rig.shelf.blocks[1]
     assert rig.recount() == (1, [(3, 3)])
 
@@ -102,11 +102,22 @@ def lose_marks(rig: Rig, page: int) -> None:
 
 def test_what_was_deleted_does_not_come_back_when_its_mark_is_lost() -> None:
     rig = made(subjects("a", "b", "a"), subjects("b", "c", "a"))
-    rig.apply(3, cmd.DeleteMessage(3, 0))
+    rig.apply(3, cmd.DeleteMessage(3))
     lose_marks(rig, 0)
-    assert rig.recount(marks_lost=True) == (3, [(1, 3)])
-    assert live(rig) == [4, 5, 6]
-    assert {name: rig.machine.subjects.count(name) for name in "abc"} == {"a": 1, "b": 1, "c": 1}
+    assert rig.recount(marks_lost=True) == (5, [(1, 4), (6, 6)])
+    # The only message of its subject was not deleted.
+    assert live(rig) == [5]
+
+
+def test_values_of_keys_are_kept_when_the_marks_of_older_ones_are_lost() -> None:
+    rig = Rig()
+    rig.apply(1, configure(StreamConfig(name="S", subjects=(">",), max_msgs_per_subject=1)))
+    for name in "abcabaXb":
+        rig.apply(2, append_of(subjects(name)))
+    rig.apply(3, cmd.DeleteMessage(7))
+    lose_marks(rig, 0)
+    rig.recount(marks_lost=True)
+    assert live(rig) == [3, 6, 8]
 
 
 def test_no_message_is_doubted_while_the_count_of_messages_accounts_for_all() -> None:
@@ -118,12 +129,12 @@ def test_no_message_is_doubted_while_the_count_of_messages_accounts_for_all() ->
 def test_messages_whose_marks_are_known_are_kept_beside_a_page_that_is_lost() -> None:
     rig = made(*[subjects(*"ab" * (PAGE // 4)) for _ in range(4)])
     last = rig.machine.counters.last_seq
-    for deleted in (2, PAGE + 1, last):  # after the latter, the last "b" is only bounded
-        rig.apply(3, cmd.DeleteMessage(deleted, 0))
+    for deleted in (2, PAGE + 1, last):
+        rig.apply(3, cmd.DeleteMessage(deleted))
     lose_marks(rig, 1)
     rig.recount(marks_lost=True)
     kept = [seq for seq in range(1, last + 1) if rig.machine.is_live(seq)]
-    assert kept == [1, *range(3, PAGE), last - 1]
+    assert kept == [1, *range(3, PAGE)]
 
 
 def test_sequence_that_was_given_out_is_known_from_elsewhere() -> None:

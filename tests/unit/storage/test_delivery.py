@@ -458,7 +458,7 @@ def test_removed_message_is_not_delivered_again() -> None:
         rig.publish("b", "b", "b")
         await rig.pull(3)
         await rig.record()
-        rig.apply(cmd.DeleteMessage(2, 1))
+        rig.apply(cmd.DeleteMessage(2))
         rig.apply(cmd.Trim(2, 100))
         rig.log_ns += SECOND_NS
         assert await rig.pull_seqs(10) == [3]

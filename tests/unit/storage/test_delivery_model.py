@@ -229,8 +229,7 @@ class Story:
         rig = self.rig
         seq = rig.machine.counters.first_seq + choice
         if rig.machine.is_live(seq) and not rig.reader.held:
-            previous_seq = await rig.reader.previous_of_subject(rig.shard, seq)
-            rig.apply(cmd.DeleteMessage(seq, previous_seq))
+            rig.apply(cmd.DeleteMessage(seq))
             rig.shard.notify()
 
     async def do_trim(self, choice: int) -> None:

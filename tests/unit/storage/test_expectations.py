@@ -14,7 +14,6 @@ from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.contract.publish import PublishOutcome, PubResult
 from contrail_link.publishing import publish
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.stream.removal import deletion, interest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.streams import expectations
@@ -30,6 +29,21 @@ def message(subject: str, pattern: str | None = None, last_seq: int = 0) -> Publ
         return PublishMessage(subject, None, b"x")
     expected = Expected(last_subject_seq=last_seq, last_subject_seq_subject=pattern)
     return PublishMessage(subject, None, b"x", expected=expected)
+
+
+def behind_removals(monkeypatch: pytest.MonkeyPatch, node: StorageNode, seqs: list[int]) -> None:
+    """Have each proposal of a publish with proofs come after a removal of one of ``seqs``."""
+    propose = expectations._propose
+    left = iter(seqs)
+
+    def behind_a_removal(*args: Any) -> None:
+        if (seq := next(left, 0)) != 0:
+            node.shard_logs.command(
+                node.streams.shard("S").machine.shard_id, cmd.DeleteMessage(seq)
+            )
+        propose(*args)
+
+    monkeypatch.setattr(expectations, "_propose", behind_a_removal)
 
 
 async def results(link: LocalLink, *messages: PublishMessage) -> list[tuple[int, int]]:
@@ -61,22 +75,12 @@ def test_search_is_repeated_if_its_message_is_removed(
     tmp_path: Path, races: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times; then the publisher may try again."""
-    left = [races]
-    propose = expectations._propose
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await results(link, *[message(f"a.{key}") for key in range(5)])
         shard = node.streams.shard("S")
 
-        def behind_a_removal(*args: Any) -> None:
-            if left[0]:
-                left[0] -= 1
-                newest = shard.machine.counters.messages
-                delete = cmd.DeleteMessage(newest, 0)
-                node.shard_logs.command(shard.machine.shard_id, delete)
-            propose(*args)
-
-        monkeypatch.setattr(expectations, "_propose", behind_a_removal)
+        behind_removals(monkeypatch, node, [5, 4, 3][:races])
         found = await results(link, message("a.new", "a.*", 5 - races))
         assert found == [(UNKNOWN, 0) if races == expectations.TRIES else (0, 6)]
         assert shard.machine.counters.messages == 5 - races + (races < expectations.TRIES)
@@ -88,19 +92,41 @@ def test_search_is_repeated_if_its_message_is_removed(
 def test_message_of_a_batch_is_not_stored_behind_those_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    propose = expectations._propose
-
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await results(link, message("a.1"), message("a.2"))
-        shard = node.streams.shard("S")
-
-        def behind_a_removal(*args: Any) -> None:
-            node.shard_logs.command(shard.machine.shard_id, cmd.DeleteMessage(2, 0))
-            propose(*args)
-
-        monkeypatch.setattr(expectations, "_propose", behind_a_removal)
+        behind_removals(monkeypatch, node, [2])
         batch = [message("a.3", "a.*", 1), message("a.4")]
         assert await results(link, *batch) == [(UNKNOWN, 0), (0, 3)]
+
+    play(tmp_path, scene, PLAIN)
+
+
+@pytest.mark.parametrize("races", range(4))
+def test_proof_about_a_subject_is_made_when_it_is_needed(
+    tmp_path: Path, races: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publish whose expectation the table decides is proposed at once, also behind a removal."""
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await results(link, *[message("a.1")] * 6)
+        shard, found = node.streams.shard("S"), expectations.Expectations._find
+        searches: list[set[str]] = []
+
+        async def counted(self: Any, shard: Any, patterns: set[str]) -> Any:
+            searches.append(patterns)
+            return await found(self, shard, patterns)
+
+        monkeypatch.setattr(expectations.Expectations, "_find", counted)
+        assert await results(link, message("a.1", "a.1", 6)) == [(0, 7)]
+        assert searches == []
+        behind_removals(monkeypatch, node, [6, 5, 4][:races])
+        # In one turn, so that the publish does not see the removal.
+        node.shard_logs.command(shard.machine.shard_id, cmd.DeleteMessage(7))
+        [outcome] = collected(link, [message("a.1", "a.1", 6 - races)])
+        ack = await outcome
+        expected = (UNKNOWN, 0) if races == expectations.TRIES else (0, 8)
+        assert [(one.code, one.seq) for one in ack.results] == [expected]
+        assert searches == [{"a.1"}] * min(1 + races, expectations.TRIES)
 
     play(tmp_path, scene, PLAIN)
 
@@ -181,12 +207,12 @@ def test_stream_that_is_gone_after_the_search(tmp_path: Path) -> None:
     play(tmp_path, scene, PLAIN)
 
 
+@pytest.mark.parametrize("pattern", ["a.*.x", "a.1.x"])
+@pytest.mark.parametrize("alone", [True, False])
 def test_last_message_behind_acks_is_found_before_the_publish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pattern: str, alone: bool
 ) -> None:
     """The newest messages of a subject are gone; one far below them is its last."""
-    monkeypatch.setattr(deletion, "APPLY_SEQS", 3)
-    monkeypatch.setattr(interest, "ALONE_SEQS", 3)
     config = StreamConfig(name="S", subjects=("a.>",), retention="interest")
 
     async def scene(node: StorageNode, link: LocalLink) -> None:
@@ -198,8 +224,10 @@ def test_last_message_behind_acks_is_found_before_the_publish(
         newest = pulled.deliveries[-1]
         item = AckItem(*pulled.address(newest), newest.message.seq, "ack")
         await link.acknowledge("S", "c", [item], sync=True)
-        assert node.streams.shard("S").machine.subjects.unsettled
-        assert await results(link, message("a.3.x", "a.*.x", 1)) == [(0, 11)]
+        assert node.streams.shard("S").machine.last_live("a.1.x") is None
+        more = [] if alone else [message("a.1.y", "a.2.y", 8), message("a.1.y", "a.2.y", 9)]
+        found = await results(link, message("a.3.x", pattern, 1), *more)
+        assert found == [(0, 11), *[(WRONG, 0), (0, 12)][: len(more)]]
 
     play(tmp_path, scene, config)
 

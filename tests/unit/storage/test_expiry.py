@@ -21,6 +21,7 @@ from tests.unit.storage.machine_rig import (
     consumer_config,
     hash_of,
     outcomes,
+    removal_of,
 )
 
 S = NS_PER_S
@@ -52,15 +53,13 @@ def expire(
     later_s: int,
     seqs: Iterable[int],
     rows: Iterable[tuple[int, int]] = (),
-    previous: dict[int, int] | None = None,
-    marking: Iterable[int] = (),
+    markers: Iterable[int] = (),
 ) -> Result:
     """Apply the removal of ``seqs``."""
     command = cmd.Expire(
         np.array(list(seqs), np.int64).tobytes(),
         np.array(list(rows), np.int64).tobytes(),
-        previous or {},
-        np.array(list(marking), np.int64).tobytes(),
+        np.array(list(markers), np.int64).tobytes(),
     )
     return rig.apply(START_NS + later_s * S, command)[0]
 
@@ -186,7 +185,7 @@ def test_sealed_stream_lets_nothing_expire() -> None:
 def test_what_went_otherwise_leaves_a_row_until_it_is_due() -> None:
     rig = stream()
     publish(rig, of("a", 5 * S), of("b", 5 * S), of("a"))
-    rig.apply(START_NS, cmd.DeleteMessage(1, 0))
+    rig.apply(START_NS, cmd.DeleteMessage(1))
     row = (START_NS + 5 * S, 1)
     assert rig.deadline_rows() == {row: [1, 2]}
     assert expire(rig, 5, [1, 2], [row]) == Removed(1)
@@ -196,25 +195,13 @@ def test_what_went_otherwise_leaves_a_row_until_it_is_due() -> None:
 def test_older_message_becomes_the_last_of_its_subject() -> None:
     rig = stream()
     publish(rig, of("a"), of("b"), of("a", 5 * S), of("a", 5 * S))
-    number = rig.machine.subjects.ids["s.a"]
-    assert expire(rig, 5, [3, 4], [(START_NS + 5 * S, 3)], {number: 1}) == Removed(2)
-    assert (rig.machine.subjects.last_seq("s.a"), rig.machine.subjects.count("s.a")) == (1, 1)
-    rig.restart()
-    assert rig.machine.subjects.last_seq("s.a") == 1
-
-
-@each("previous", [{}, {0: 1}, {0: 3}, {0: 4}, {0: 9}, {0: -1}])
-def test_newest_message_stays_while_its_previous_one_is_unknown(previous: dict[int, int]) -> None:
-    rig = stream()
-    publish(rig, of("a", 5 * S), of("a"), of("a"), of("a", 5 * S))
-    rig.apply(START_NS, cmd.DeleteMessage(3, 0))  # between the look and the removal
-    assert expire(rig, 5, [1, 4], [(START_NS + 5 * S, 1)], previous) == Removed(1, more=True)
-    assert live(rig) == [2, 4]
-    again = (START_NS + 5 * S, 4)
-    assert rig.deadline_rows() == {again: [4]}
-    assert rig.machine.deadlines.earliest_ns <= again[0]
-    assert expire(rig, 6, [4], [again], {0: 2}) == Removed(1)
-    assert (live(rig), rig.machine.subjects.last_seq("s.a")) == ([2], 2)
+    assert expire(rig, 5, [3, 4], [(START_NS + 5 * S, 3)]) == Removed(2)
+    for _ in range(2):
+        assert (live(rig), rig.machine.subjects.count("s.a")) == ([1, 2], 1)
+        assert (rig.machine.last_live("s.a"), rig.machine.last_live("s.b")) == (None, 2)
+        rig.restart()
+    publish(rig, of("a"))
+    assert rig.machine.last_live("s.a") == 5
 
 
 def test_head_moves_over_what_expired_and_gone_deliveries_free_their_consumers() -> None:
@@ -222,7 +209,7 @@ def test_head_moves_over_what_expired_and_gone_deliveries_free_their_consumers()
     rig.apply(START_NS, cmd.PutConsumer(consumer_config("c"), 1))
     publish(rig, of("a"), of("b", 5 * S), of("c", 5 * S), of("d"))
     rig.apply(START_NS, cmd.Deliver(1, 1, [1, 2, 3, 4], 5))
-    rig.apply(START_NS, cmd.DeleteMessage(1, 0))
+    rig.apply(START_NS, cmd.DeleteMessage(1))
     assert rig.machine.counters.first_seq == 2
     assert expire(rig, 5, [2, 3], [(START_NS + 5 * S, 2)]) == Removed(2)
     assert rig.machine.counters.first_seq == 4
@@ -236,7 +223,7 @@ def test_age_removal_of_the_oldest_stops_before_one_that_stays_and_where_markers
     assert rig.apply(START_NS + 5 * S, cmd.ExpireAge(100)) == [Removed(2)]
     assert live(rig) == [3, 4]
     rig.apply(START_NS, configure(config_of(max_age_ns=5 * S, subject_delete_marker_ttl_ns=S)))
-    rig.apply(START_NS, cmd.DeleteMessage(3, 0))
+    rig.apply(START_NS, cmd.DeleteMessage(3))
     assert rig.apply(START_NS + 5 * S, cmd.ExpireAge(100)) == [Removed(0)]
     assert live(rig) == [4]
 
@@ -246,8 +233,8 @@ def test_exempt_message_is_unmarked_when_it_is_removed(way: str) -> None:
     rig = stream(allow_rollup_hdrs=True)
     publish(rig, of("a"), of("b", TTL_NEVER), of("c"))
     gone: dict[str, cmd.Command] = {
-        "delete": cmd.DeleteMessage(2, 0),
-        "purge": cmd.PurgeSubjects(["s.b"], 100, 100),
+        "delete": cmd.DeleteMessage(2),
+        "purge": removal_of(rig.machine, ["s.b"]),
         "rollup": append_of([Message("s.b", rollup="sub")]),
         "trim": cmd.Trim(3, 100),
     }
@@ -279,14 +266,14 @@ def test_marker_is_stored_for_a_subject_that_lost_its_last_message() -> None:
     rig = stream(subject_delete_marker_ttl_ns=90 * S, max_msgs_per_subject=1)
     publish(rig, of("a", 5 * S), of("b", 5 * S), of("c", 5 * S))
     due = (START_NS + 5 * S, 1)
-    assert expire(rig, 5, [1, 2, 3], [due], marking=[1, 3]) == Removed(3)
+    assert expire(rig, 5, [1, 2, 3], [due], markers=[2]) == Removed(3)
     marker = {"Nats-Marker-Reason": ["MaxAge"], "Nats-TTL": ["1m30s"]}
     assert markers(rig) == {4: marker, 5: marker}
     assert [rig.machine.subjects.last_seq(f"s.{each}") for each in "abc"] == [4, 0, 5]
     own = (START_NS + 95 * S, 4)
     assert rig.deadline_rows() == {own: [4, 5]}
     assert rig.machine.counters.last_id == hash_of(None)
-    assert expire(rig, 95, [4, 5], [own]) == Removed(2)
+    assert expire(rig, 95, [4, 5], [own], markers=[4, 5]) == Removed(2)
     assert (live(rig), rig.deadline_rows()) == ([], {})
     assert rig.machine.counters.first_seq == 6
 
@@ -295,10 +282,21 @@ def test_no_marker_while_the_subject_has_a_message() -> None:
     rig = stream(subject_delete_marker_ttl_ns=S)
     publish(rig, of("a"), of("b", 5 * S), of("a", 5 * S))
     publish(rig, of("b"))
-    number = rig.machine.subjects.ids["s.a"]
     due = (START_NS + 5 * S, 2)
-    assert expire(rig, 5, [2, 3], [due], {number: 1}, [2, 3]) == Removed(2)
+    assert expire(rig, 5, [2, 3], [due]) == Removed(2)
     assert live(rig) == [1, 4]
+
+
+@each(("markers", "left"), [([], [5]), ([1, 4], [5]), ([3], []), ([1, 2, 3, 4], [])])
+def test_marker_depends_on_the_last_message_that_is_left(
+    markers: list[int], left: list[int]
+) -> None:
+    """Whatever was removed since the leader looked."""
+    rig = stream(subject_delete_marker_ttl_ns=S)
+    publish(rig, *[of("a", 5 * S)] * 4)
+    rig.apply(START_NS, cmd.DeleteMessage(4))
+    expire(rig, 5, [1, 2, 3, 4], [(START_NS + 5 * S, 1)], markers)
+    assert live(rig) == left
 
 
 @each(("room", "left"), [(-1, [4, 5]), (84, [4, 5]), (83, [4]), (41, [])])
@@ -309,7 +307,7 @@ def test_full_stream_that_discards_new_ones_stores_no_marker_beyond_its_limit(
         subject_delete_marker_ttl_ns=5 * S, max_msgs_per_subject=1, discard="new", max_bytes=room
     )
     publish(rig, of("a", 5 * S), of("b", 5 * S), Message("s.c", b"", ttl_ns=5 * S))
-    expire(rig, 5, [1, 2, 3], [(START_NS + 5 * S, 1)], marking=[1, 2])
+    expire(rig, 5, [1, 2, 3], [(START_NS + 5 * S, 1)], markers=[3])
     assert len("Nats-Marker-ReasonMaxAgeNats-TTL5s") + 2 * 4 == 42
     assert live(rig) == left
 
@@ -317,7 +315,7 @@ def test_full_stream_that_discards_new_ones_stores_no_marker_beyond_its_limit(
 def test_marker_counts_for_the_limits_of_the_stream() -> None:
     rig = stream(subject_delete_marker_ttl_ns=5 * S, max_msgs_per_subject=1, max_bytes=50)
     publish(rig, Message("s.a", b"x" * 10, ttl_ns=5 * S), Message("s.b", b"x" * 40))
-    expire(rig, 5, [1], [(START_NS + 5 * S, 1)], marking=[1])
+    expire(rig, 5, [1], [(START_NS + 5 * S, 1)])
     assert live(rig) == [3]
     assert rig.machine.counters.bytes == 42
 
@@ -325,11 +323,11 @@ def test_marker_counts_for_the_limits_of_the_stream() -> None:
 @each(
     "command",
     [
-        cmd.Expire(b"1", b"", {}, b""),
-        cmd.Expire(b"", b"12345678", {}, b""),
-        cmd.Expire(np.array([2, 1], np.int64).tobytes(), b"", {}, b""),
-        cmd.Expire(b"", np.array([-1, 1], np.int64).tobytes(), {}, b""),
-        cmd.Expire(b"", b"", {}, np.array([1], np.int64).tobytes()),
+        cmd.Expire(b"1", b"", b""),
+        cmd.Expire(b"", b"12345678", b""),
+        cmd.Expire(np.array([2, 1], np.int64).tobytes(), b"", b""),
+        cmd.Expire(b"", np.array([-1, 1], np.int64).tobytes(), b""),
+        cmd.Expire(b"", b"", b"1234567"),
     ],
 )
 def test_columns_that_do_not_agree_are_refused(command: cmd.Expire) -> None:

@@ -5,8 +5,9 @@ import pytest
 from contrail_common import errors
 from contrail_common.model import Expected, StreamConfig
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.expected import ProvenExpected
 from contrail_storage.core.results import Done, Refused, Removed
-from contrail_storage.core.stream.removal import deletion, interest
+from contrail_storage.core.stream.removal import interest
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,
@@ -38,58 +39,43 @@ def expecting(subject: str, last_seq: int, pattern: str | None = None) -> cmd.Ap
     return append_of([Message(subject, b"x", expected=expected)])
 
 
-@pytest.fixture
-def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deletion, "APPLY_SEQS", 3)
-    monkeypatch.setattr(interest, "ALONE_SEQS", 3)
+def proven(last_seq: int, as_of: int, newest: int) -> cmd.Append:
+    expected = ProvenExpected(last_subject_seq=last_seq, as_of=as_of, newest=newest)
+    return append_of([Message("a.1", b"x", expected=expected)])
 
 
-@pytest.mark.usefixtures("short_searches")
-@pytest.mark.parametrize(("others", "settled"), [(0, True), (1, True), (2, False)])
-def test_last_message_is_found_as_far_as_a_command_searches(others: int, settled: bool) -> None:
-    rig = rig_with("a.1", *["a.2"] * others, "a.1")
-    rig.apply(2, cmd.Acknowledge(RED, 1, [others + 2]))
-    assert bool(rig.machine.subjects.unsettled) is not settled
-    assert rig.machine.subjects.last_seq("a.1") == 1  # of the unsettled one no more than a bound
+UNKNOWN = [("refused", errors.LAST_UNSETTLED.code)]
+WRONG = [("refused", errors.WRONG_LAST_SEQUENCE.code)]
 
 
-@pytest.mark.usefixtures("short_searches")
-def test_expectation_of_an_unsettled_subject_is_refused_until_it_is_settled() -> None:
-    rig = rig_with("a.1", *["a.2"] * 8, "a.1")
-    rig.apply(2, cmd.Acknowledge(RED, 1, [10]))
-    for command in (expecting("a.1", 1), expecting("a.2", 1, "a.1")):
-        [result] = rig.apply(2, command)
-        assert outcomes(result, 1) == [("refused", errors.LAST_UNSETTLED.code)]
-    # Another subject's last message lies higher: that one is known.
-    [result] = rig.apply(2, expecting("a.2", 9, "a.*"))
-    assert outcomes(result, 1) == [("stored", 11)]
+def test_expectation_of_a_subject_without_its_newest_message_needs_a_proof() -> None:
+    rig = rig_with("a.1", "a.1", "a.2", "a.1")
+    rig.apply(2, cmd.Acknowledge(RED, 1, [4]))
     rig.restart()
-    assert rig.machine.pending_recheck
-    commands = 0
-    while rig.machine.pending_recheck:
-        rig.apply(2, cmd.EnforceInterest(100))
-        commands += 1
-    assert commands == 3  # 10 to 8 were looked at before; then 7 to 5, 4 to 2, and the first
-    [result] = rig.apply(2, expecting("a.1", 1))
-    assert outcomes(result, 1)[0][0] == "stored"
+    assert not rig.machine.pending_recheck
+    for command, outcome in (
+        (expecting("a.1", 2), UNKNOWN),
+        (expecting("a.2", 2, "a.1"), UNKNOWN),
+        (proven(2, as_of=3, newest=2), UNKNOWN),  # from before message 4
+        (proven(2, as_of=5, newest=2), UNKNOWN),
+        (proven(2, as_of=4, newest=4), UNKNOWN),  # removed since
+        (proven(2, as_of=4, newest=0), UNKNOWN),
+        (proven(4, as_of=4, newest=2), WRONG),
+        (proven(2, as_of=4, newest=2), [("stored", 5)]),
+        (proven(2, as_of=4, newest=2), WRONG),  # the newest message is live
+        (expecting("a.1", 5), [("stored", 6)]),
+    ):
+        [result] = rig.apply(2, command)
+        assert outcomes(result, 1) == outcome
 
 
-@pytest.mark.usefixtures("short_searches")
-def test_message_on_an_unsettled_subject_settles_it() -> None:
-    rig = rig_with("a.1", *["a.2"] * 8, "a.1")
-    rig.apply(2, cmd.Acknowledge(RED, 1, [10]))
-    rig.apply(2, append_of([Message("a.1", b"x")]))
-    assert not rig.machine.subjects.unsettled
-    assert rig.machine.subjects.last_seq("a.1") == 11
-
-
-@pytest.mark.usefixtures("short_searches")
-def test_delete_after_an_ack_finds_the_last_message_again() -> None:
+def test_proof_of_a_message_that_was_removed_since_is_none() -> None:
     rig = rig_with("a.1", "a.1", "a.1")
-    rig.apply(2, cmd.Acknowledge(RED, 1, [2]))
-    # The leader looked for the message before 3 while 2 was still there.
-    rig.apply(2, cmd.DeleteMessage(3, 2))
-    assert rig.machine.subjects.last_seq("a.1") == 1
+    rig.apply(2, cmd.Acknowledge(RED, 1, [2, 3]))
+    rig.apply(2, cmd.Acknowledge(RED, 1, [1]))
+    # Nothing is left: no proof is needed.
+    [result] = rig.apply(2, proven(0, as_of=3, newest=1))
+    assert outcomes(result, 1) == [("stored", 4)]
 
 
 @pytest.mark.parametrize(("messages", "at_once"), [(3, True), (4, False)])

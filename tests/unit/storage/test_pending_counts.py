@@ -34,7 +34,7 @@ from tests.unit.storage.dispatcher_rig import (
     run_by_hand,
     turns,
 )
-from tests.unit.storage.machine_rig import Message, append_of
+from tests.unit.storage.machine_rig import Message, append_of, removal_of
 from tests.unit.storage.naive_subjects import naive_matches
 
 SUBJECTS = [f"{kind}.{number}" for kind in "ab" for number in range(6)]
@@ -171,8 +171,7 @@ class Story:
         rig = self.rig
         seq = rig.machine.counters.first_seq + choice
         if rig.machine.is_live(seq) and not rig.reader.held:
-            previous_seq = await rig.reader.previous_of_subject(rig.shard, seq)
-            rig.apply(cmd.DeleteMessage(seq, previous_seq))
+            rig.apply(cmd.DeleteMessage(seq))
 
     async def do_trim(self, choice: int) -> None:
         self.rig.apply(cmd.Trim(self.rig.machine.counters.first_seq + choice // 3, A_FEW))
@@ -184,7 +183,7 @@ class Story:
         self.rig.apply(cmd.Trim(self.rig.machine.counters.last_seq + 1, 1))
 
     async def do_purge(self, chosen: list[str]) -> None:
-        self.rig.apply(cmd.PurgeSubjects(chosen, self.rig.machine.counters.last_seq + 1, MANY))
+        self.rig.apply(removal_of(self.rig.machine, chosen))
 
     async def do_limit(self, most: int) -> None:
         config = msgspec.structs.replace(self.rig.machine.config, max_msgs_per_subject=most)

@@ -162,7 +162,7 @@ def test_dispatcher_gives_the_last_messages_and_what_came_later_and_counts_them(
                 case "publish", list(names):
                     rig.publish(*names)
                 case "delete", int(seq) if rig.machine.is_live(seq):
-                    rig.apply(cmd.DeleteMessage(seq, 0))
+                    rig.apply(cmd.DeleteMessage(seq))
                 case "pull", int(count):
                     due = [seq for seq in rig.wanted() if seq in last or seq >= end_seq]
                     due = [seq for seq in due if seq not in given_out]

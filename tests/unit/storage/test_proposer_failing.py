@@ -268,7 +268,7 @@ def test_busy_group_says_that_too_much_waits(tmp_path: Path) -> None:
         single = await publish(link, "S", [large])
         assert [one.code for one in single.results] == [errors.OVERLOADED.code]
         shard = node.streams.shard("S").machine.shard_id
-        command = cmd.PurgeSubjects(["s" * QUEUE_BYTES], 0, 1)
+        command = cmd.Remove("rollup", finished={"s" * QUEUE_BYTES: 1})
         with pytest.raises(ApiError) as caught:
             await node.shard_log.command(shard, command)
         assert caught.value.spec is errors.OVERLOADED

@@ -10,7 +10,14 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result, Writes
 from tests.support.each import each
-from tests.unit.storage.machine_rig import Message, Rig, append_of, consumer_config, picture
+from tests.unit.storage.machine_rig import (
+    Message,
+    Rig,
+    append_of,
+    consumer_config,
+    picture,
+    removal_of,
+)
 
 CONFIG = StreamConfig(name="S", subjects=("a.*",))
 RED = consumer_config("red")
@@ -199,38 +206,32 @@ def test_stream_is_what_the_commands_made_of_it_in_their_order(
 
 
 def test_purge_keeps_the_newest_as_of_its_turn() -> None:
-    for keeping, left in (
-        (cmd.Trim(1 << 62, 100, 2), [5, 6]),
-        (cmd.PurgeSubjects(["a.1"], 1 << 62, 100, 2), [2, 4, 5, 6]),
-        (cmd.PurgeSubjects(["a.1", "a.2"], 1 << 62, 100, 3), [4, 5, 6]),
-        (cmd.PurgeSubjects(["a.1"], 1 << 62, 100, 4), [1, 2, 3, 4, 5, 6]),
-    ):
-        rig = rig_with_red()
-        # This one came in between: it is the newest when the purge is applied.
-        rig.apply(2, append_of([Message("a.1", b"x")]))
-        [result] = rig.apply(2, keeping)
-        assert result == Removed(6 - len(left))
-        assert [seq for seq in range(1, 7) if rig.machine.is_live(seq)] == left
+    rig = rig_with_red()
+    # This one came in between: it is the newest when the purge is applied.
+    rig.apply(2, append_of([Message("a.1", b"x")]))
+    assert rig.apply(2, cmd.Trim(1 << 62, 100, 2)) == [Removed(4)]
+    assert [seq for seq in range(1, 7) if rig.machine.is_live(seq)] == [5, 6]
 
 
 def test_purge_in_slices_keeps_no_more_and_no_fewer() -> None:
-    for keeping in (cmd.Trim(1 << 62, 2, 1), cmd.PurgeSubjects(["a.1", "a.2"], 1 << 62, 2, 1)):
-        rig = rig_with_red()
-        results = []
-        while not results or results[-1].more:
-            [result] = rig.apply(2, keeping)
-            assert isinstance(result, Removed)
-            results.append(result)
-        assert [one.count for one in results] == [2, 2]
-        assert rig.machine.counters.messages == 1
-        assert rig.machine.is_live(5)
+    rig = rig_with_red()
+    results = []
+    while not results or results[-1].more:
+        [result] = rig.apply(2, cmd.Trim(1 << 62, 2, 1))
+        assert isinstance(result, Removed)
+        results.append(result)
+    assert [one.count for one in results] == [2, 2]
+    assert rig.machine.counters.messages == 1
+    assert rig.machine.is_live(5)
 
 
 def test_content_that_no_key_opens_is_removed_although_the_stream_was_sealed_meanwhile() -> None:
     rig = rig_with_red()
     rig.apply(2, stream_put(SEALED, UPDATE))
-    assert codes(rig.apply(2, cmd.PurgeSubjects(["a.1"], 9, 100))) == [errors.STREAM_SEALED.code]
-    assert rig.apply(2, cmd.PurgeSubjects(["a.1"], 9, 100, shredded=True)) == [Removed(3)]
+    purge = removal_of(rig.machine, ["a.1"])
+    assert codes(rig.apply(2, purge)) == [errors.STREAM_SEALED.code]
+    purge.reason = "shredded"
+    assert rig.apply(2, purge) == [Removed(3)]
 
 
 def test_names_are_of_the_stream_that_is_meant() -> None:

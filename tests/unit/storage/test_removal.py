@@ -8,7 +8,14 @@ from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.results import Appended, Refused, Removed, Result
 from contrail_storage.core.stream.removal import by_subject
-from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
+from tests.unit.storage.machine_rig import (
+    Message,
+    Rig,
+    append_of,
+    configure,
+    consumer_config,
+    removal_of,
+)
 
 
 def stream(**fields: object) -> Rig:
@@ -63,21 +70,21 @@ def test_append_removes_no_more_than_it_has_time_for_and_the_rest_is_enforced(
     assert (len(live(rig)), rig.machine.subjects_over) == (8, True)
     rig.restart()
     assert rig.machine.subjects_over
-    results = [rig.apply(1, cmd.EnforceLimits(4))[0] for _ in range(2)]
-    assert results == [Removed(4, more=True), Removed(2, more=False)]
+    assert rig.apply(1, removal_of(rig.machine, ["s.a"], reason="limit")) == [Removed(6)]
+    assert rig.apply(1, cmd.EnforceLimits(0)) == [Removed(0)]
     assert (live(rig), rig.machine.subjects_over) == ([10, 11], False)
 
 
 def test_search_that_ends_early_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_subject, "SEARCH_SEQS", 4)
-    rig = stream()
+    rig = stream(allow_rollup_hdrs=True)
     publish(rig, "aXXXXXXXXXaa")
-    found = [rig.apply(1, cmd.PurgeSubjects(["s.a"], 100, 50))[0] for _ in range(4)]
-    assert [result.count for result in found if isinstance(result, Removed)] == [1, 0, 2, 0]
-    assert [result.more for result in found if isinstance(result, Removed)] == [
-        True, True, False, False,
-    ]  # fmt: skip
-    assert live(rig) == list(range(2, 11))
+    counts = []
+    for _ in range(4):
+        publish(rig, "a", rollup="sub")
+        counts.append(rig.machine.subjects.count("s.a"))
+    assert counts == [3, 4, 3, 1]
+    assert live(rig) == [*range(2, 11), 16]
 
 
 def test_rollup_of_a_long_subject_leaves_the_rest_for_later(
@@ -90,8 +97,9 @@ def test_rollup_of_a_long_subject_leaves_the_rest_for_later(
     assert (len(live(rig)), rig.machine.counters.replaced) == (6, {"s.a": 9})
     publish(rig, "ab")
     rig.restart()
-    results = [rig.apply(1, cmd.FinishRollup("s.a", 50))[0] for _ in range(3)]
-    assert results == [Removed(3, more=True), Removed(2, more=False), Removed(0)]
+    rest = removal_of(rig.machine, ["s.a"], 9, "rollup")
+    rest.finished = {"s.a": 9}
+    assert rig.apply(1, rest, rest) == [Removed(5), Removed(0)]
     assert (live(rig), rig.machine.counters.replaced) == ([9, 10, 11], {})
 
 

@@ -173,11 +173,10 @@ CASES: dict[str, tuple[StreamConfig, list[cmd.Command], cmd.Command]] = {
     "single ages": (
         stream(max_age_ns=SECOND_NS),
         [],
-        cmd.Expire(np.array([2, 12], np.int64).tobytes(), b"", {}, b""),
+        cmd.Expire(np.array([2, 12], np.int64).tobytes(), b"", b""),
     ),
     "purge below": (stream(), [], cmd.Trim(15, 100)),
-    "purge of subjects": (stream(), [], cmd.PurgeSubjects(["a.1", "a.2"], 1 << 60, 100)),
-    "delete": (stream(), [], cmd.DeleteMessage(2, 0)),
+    "delete": (stream(), [], cmd.DeleteMessage(2)),
     "lowered limits": (stream(), [configure(stream(max_msgs=3))], cmd.EnforceLimits(100)),
     "ack of a work queue": (
         stream(retention="workqueue"),
@@ -292,7 +291,7 @@ def test_what_an_entry_did_before_the_shard_stopped_is_kept() -> None:
     async def scene() -> None:
         rig = rig_of(stream(), [])
         rig.rot()
-        fine, broken = cmd.DeleteMessage(12, 7), cmd.DeleteMessage(2, 0)
+        fine, broken = cmd.DeleteMessage(12), cmd.DeleteMessage(2)
         answers = rig.apply((SHARD, ONE), (SHARD, fine), (SHARD, broken), (SHARD, ONE))
         assert answers[0] == [PubResult(LAST_SEQ + 1)]
         assert is_unknown(answers[2])

@@ -11,11 +11,13 @@ import pytest
 
 from contrail_common import errors
 from contrail_common.model import TTL_NEVER, AckKind, ConsumerConfig, Expected, StreamConfig
+from contrail_common.subjects import is_wildcard
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import consumer_machine, deleted
+from contrail_storage.core.expected import ProvenExpected
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Removed, Result
 from contrail_storage.core.stream import deadlines
-from contrail_storage.core.stream.removal import deletion, interest
+from contrail_storage.core.stream.removal import interest
 from contrail_storage.core.subjects import subject_names, subject_table
 from tests.unit.storage.machine_rig import (
     Message,
@@ -201,7 +203,7 @@ class StreamComparison(StreamAgreement):
         atomic: bool = False,
     ) -> None:
         if with_expectations:
-            self.settle_last_messages()
+            self.close_entry()  # proofs are of what is applied
         batch = []
         for at in range(count):
             subject = self.one_of([*self.subjects * 3, FOREIGN])
@@ -239,16 +241,28 @@ class StreamComparison(StreamAgreement):
             case "seq":
                 return Expected(last_seq=self.naive.last_seq + at + off_by)
             case "subject":
-                return Expected(last_subject_seq=self.naive.last_of(subject) + off_by)
+                return self._with_proof(None, subject, off_by)
             case "pattern":
                 pattern = self.one_of(PATTERNS)
-                return Expected(
-                    last_subject_seq=self.naive.last_of(pattern) + off_by,
-                    last_subject_seq_subject=pattern,
-                )
+                return self._with_proof(pattern, pattern, off_by)
             case "id":
                 return Expected(last_msg_id="id-0" if off_by else self.naive.last_id)
         return None
+
+    def _with_proof(self, asked: str | None, pattern: str, off_by: int) -> Expected:
+        newest, machine = self.naive.last_of(pattern), self.rig.machine
+        if is_wildcard(pattern):
+            as_of = machine.counters.last_seq
+        elif machine.last_live(pattern) is None:
+            as_of = machine.subjects.last_seq(pattern)
+        else:
+            return Expected(last_subject_seq=newest + off_by, last_subject_seq_subject=asked)
+        return ProvenExpected(
+            last_subject_seq=newest + off_by,
+            last_subject_seq_subject=asked,
+            as_of=as_of,
+            newest=newest,
+        )
 
     @rule(2, offset=range(-2, 9), at_most=SLICES)
     def purge_below(self, offset: int, at_most: int) -> None:
@@ -262,29 +276,6 @@ class StreamComparison(StreamAgreement):
         found = self.naive.trim(self.now_ns, 1 << 62, 0)
         expected = Removed(*found) if isinstance(found, tuple) else Refused(found)
         self.do(cmd.Trim(1 << 62, 1), self.expect(expected))
-
-    @rule(
-        3,
-        count=range(4),
-        offset=range(-2, 9),
-        at_most=SLICES[1:],
-    )
-    def purge_subjects(self, count: int, offset: int, at_most: int) -> None:
-        subjects = self.rng.sample([*SUBJECTS, FOREIGN], count)
-        own = [each.seq for each in self.naive.messages if each.subject in subjects]
-        to_seq = self.one_of([self.naive.first_seq + offset, *own])
-        found = self.naive.purge_subjects(self.now_ns, subjects, to_seq, at_most)
-
-        def check(result: Result) -> None:
-            if isinstance(found, int):
-                self.expect(Refused(found))(result)
-                return
-            assert isinstance(result, Removed)
-            count, more = found
-            assert result.count == count
-            assert result.more or not more  # it may have to look where nothing is
-
-        self.do(cmd.PurgeSubjects(subjects, to_seq, at_most), check)
 
     @rule(
         6,
@@ -325,11 +316,8 @@ class StreamComparison(StreamAgreement):
         self.delete_message(seq)
 
     def delete_message(self, seq: int) -> None:
-        previous_seq = self.naive.previous_of(seq)
         code = self.naive.delete(self.now_ns, seq)
-        self.do(
-            cmd.DeleteMessage(seq, previous_seq), self.expect(Refused(code) if code else Removed(1))
-        )
+        self.do(cmd.DeleteMessage(seq), self.expect(Refused(code) if code else Removed(1)))
 
     @rule(2, at_most=SLICES)
     def expire_by_age(self, at_most: int) -> None:
@@ -356,52 +344,27 @@ class StreamComparison(StreamAgreement):
         seqs = sorted({seq for row in rows for seq in naive.deadlines[row] if naive.find(seq)})
         if by_age:
             rows, seqs = [], [each.seq for each in naive.aged(now_ns)][:at_most]
-        own = {each.subject for each in naive.messages if each.seq in seqs}
-        newest = [
-            name for name in sorted(own, key=table.ids.__getitem__) if self._is_due(name, seqs)
-        ]
-        older = [each for each in naive.messages if each.seq not in seqs and each.subject in newest]
-        previous = {table.ids[each.subject]: each.seq for each in older}
-        marking = [name for name in newest if self.one_of(BOTH)]
+        markers = [seq for seq in seqs if self.one_of(BOTH)]
         if meanwhile == "hasty" and not rows and naive.messages:
             seqs = sorted({*seqs, self.one_of(naive.messages).seq})
         command = cmd.Expire(
             np.array(seqs, np.int64).tobytes(),
             np.array(rows, np.int64).tobytes(),
-            previous,
-            np.array(sorted(map(naive.last_of, marking)), np.int64).tobytes(),
+            np.array(markers, np.int64).tobytes(),
         )
-        if previous and self.one_of(BOTH):
-            meanwhile = "delete"
         if meanwhile == "append":
             self._append(2, leave_open=False, with_expectations=False)
-        if meanwhile == "delete" and previous and not self.config.deny_delete:
-            self.delete_message(self.one_of(list(previous.values())))
-        marking.sort(key=lambda name: table.ids.get(name, 0))
+        if meanwhile == "delete" and naive.messages and not self.config.deny_delete:
+            self.delete_message(self.one_of(naive.messages).seq)
+        self.close_entry()
+        order = [name for _, name in sorted(table.live())]
         aged = {each.seq for each in naive.aged(now_ns)}
         live = [seq for seq in seqs if naive.find(seq)]
         if not rows and not aged.issuperset(live):
             self.do(command, self.expect(Removed(0)))  # not all of them are due
             return
-        stay = [] if self.config.sealed else self._must_stay(seqs, set(previous.values()))
-        count = naive.expire(
-            self.now_ns, [seq for seq in seqs if seq not in stay], rows, marking, stay
-        )
-        self.do(command, self.expect(Removed(count, more=bool(stay))))
-
-    def _must_stay(self, seqs: list[int], previous: set[int]) -> list[int]:
-        """Newest messages whose previous one went, while others of their subject are there."""
-        stay = []
-        for name in {each.subject for each in self.naive.messages}:
-            own = [each.seq for each in self.naive.messages if each.subject == name]
-            others = [seq for seq in own if seq not in seqs]
-            if own[-1] in seqs and others and others[-1] not in previous:
-                stay.append(own[-1])
-        return sorted(stay)
-
-    def _is_due(self, subject: str, seqs: list[int]) -> bool:
-        """Whether the newest message of a subject is among ``seqs``."""
-        return self.naive.last_of(subject) in seqs
+        count = naive.expire(self.now_ns, seqs, rows, markers, order)
+        self.do(command, self.expect(Removed(count)))
 
     @rule(3, at_most=SLICES)
     def enforce_limits(self, at_most: int) -> None:
@@ -415,22 +378,9 @@ class StreamComparison(StreamAgreement):
     def enforce_interest(self, at_most: int) -> None:
         self.close_entry()
         self.naive.tick(self.now_ns)
-        searches = bool(self.rig.machine.subjects.unsettled)
-        removed = 0 if searches else self.naive.enforce_interest(at_most, interest.CHECKS_MAX)
+        removed = self.naive.enforce_interest(at_most, interest.CHECKS_MAX)
         more = self.naive.pending_recheck != (0, 0)
-
-        def check(result: Result) -> None:
-            assert isinstance(result, Removed)
-            assert result.count == removed
-            assert result.more or not more  # last messages may be left to find
-
-        self.do(cmd.EnforceInterest(at_most), check)
-
-    def settle_last_messages(self) -> None:
-        """Until then an expectation may be refused that the naive stream can answer."""
-        self.close_entry()
-        while self.rig.machine.subjects.unsettled:
-            self.enforce_interest(100)
+        self.do(cmd.EnforceInterest(at_most), self.expect(Removed(removed, more)))
 
     # Consumers -----------------------------------------------------------------------------------
 
@@ -652,7 +602,7 @@ def test_messages_that_went_before_their_delivery_was_recorded_are_not_pending()
     comparison.naive.append(comparison.now_ns, [Message("a")] * 6)
     for seq in (2, 4, 5):
         comparison.naive.delete(comparison.now_ns, seq)
-        comparison.do(cmd.DeleteMessage(seq, seq - 1), comparison.expect(Removed(1)))
+        comparison.do(cmd.DeleteMessage(seq), comparison.expect(Removed(1)))
     comparison.deliver("red", 2, 0, removed=True)  # 1 to 3: one of them has gone meanwhile
     comparison.restart()
     comparison.deliver("red", 2, 2, removed=True)  # both again, and 4 to 6
@@ -668,8 +618,6 @@ def make_pages_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (subject_table, "_DELTA_ROWS_MAX", 5),
         (deleted, "PAGE", 8),
         (deadlines, "PAGE", 8),
-        (deletion, "APPLY_SEQS", 1),
-        (interest, "ALONE_SEQS", 2),
         (interest, "CHECKS_MAX", 4),
         (consumer_machine, "_FOLD_ROWS", 3),
         (consumer_machine, "_FOLD_BYTES_MIN", 0),

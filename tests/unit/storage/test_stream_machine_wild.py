@@ -127,8 +127,7 @@ expirations = st.builds(
     cmd.Expire,
     i64s | st.binary(max_size=17),
     i64s | st.binary(max_size=17),
-    st.dictionaries(numbers, numbers, max_size=3),
-    i64s,
+    i64s | st.binary(max_size=9),
 )
 reasons = st.sampled_from(get_args(cmd.RemovalReason))
 found = st.dictionaries(st.integers(1, 12), st.tuples(st.integers(0, 3), st.integers(0, 9)))
@@ -160,12 +159,10 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     expirations,
     st.builds(cmd.EnforceLimits, numbers),
     st.builds(cmd.EnforceInterest, numbers),
-    st.builds(cmd.FinishRollup, subjects, numbers),
     removals,
     removals,
     ill_formed_removals,
-    st.builds(cmd.PurgeSubjects, st.lists(subjects, max_size=3), numbers, numbers),
-    st.builds(cmd.DeleteMessage, numbers, numbers),
+    st.builds(cmd.DeleteMessage, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers),
     st.builds(cmd.PutConsumer, consumers, numbers, st.binary(max_size=24), numbers),

@@ -26,7 +26,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from tests.unit.storage.archive_rig import messages_of, packed, records_of, restored
 from tests.unit.storage.dispatcher_rig import run
-from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture
+from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture, removal_of
 from tests.unit.storage.test_restore_node import running
 
 LIVE = st.sets(st.integers(0, 60), max_size=40)
@@ -97,7 +97,7 @@ def test_work_queue_keeps_every_message_under_its_subject_past_the_last_number()
             rig.apply(1, kept)
         while len(queue) > turn % 5:
             seq = queue.popleft()
-            rig.apply(1, cmd.DeleteMessage(seq, 0))
+            rig.apply(1, cmd.DeleteMessage(seq))
             del expected[seq]
         if turn < 20 or turn % 300 == 0:
             before = picture(rig.machine)
@@ -117,8 +117,8 @@ def test_archive_of_a_table_that_came_round_is_restored() -> None:
     rig = stream(END - 2, subjects=("s.*",), duplicate_window_ns=10**9)
     for turn in range(6):
         rig.apply(1, append_of([Message(f"s.{turn}", b"%d" % turn)] * 2))
-    rig.apply(1, cmd.DeleteMessage(3, 0))
-    rig.apply(1, cmd.DeleteMessage(4, 0))
+    rig.apply(1, cmd.DeleteMessage(3))
+    rig.apply(1, cmd.DeleteMessage(4))
     assert rig.machine.subjects.numbered.origin
     other = restored(packed(records_of(rig)))
     assert list(messages_of(other)) == list(messages_of(rig))
@@ -153,7 +153,7 @@ def test_new_subject_is_refused_where_no_number_is_left_and_known_ones_go_on(
     assert refused.detail == "the stream has reached its maximum number of subjects"
     assert rig.machine.counters.last_seq == (16 if atomic else 17)
     rig.restart()
-    rig.apply(1, cmd.PurgeSubjects([f"s.{number}" for number in range(8)], 100, 100))
+    rig.apply(1, removal_of(rig.machine, [f"s.{number}" for number in range(8)]))
     rig.apply(1, append_of(batch, atomic=atomic))
     rig.restart()
     kept = [f"s.{number}" for number in range(8, 16)]
@@ -181,7 +181,7 @@ def test_next_run_has_the_numbers_that_are_asked_for_and_none_that_is_live(
                     assert sid not in live.values()
                     live[f"{turn}.{at}"] = sid
             for name in data.draw(st.sets(st.sampled_from(sorted(live)))) if live else ():
-                table.remove_one(live.pop(name), 1, 0, Step(turn, 0, writes))
+                table.take_out_one(live.pop(name), 1, 1, Step(turn, 0, writes))
             assert {name: table.ids[name] for name in live} == live
             assert dict(table.live()) == {sid: name for name, sid in live.items()}
 

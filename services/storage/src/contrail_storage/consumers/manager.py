@@ -53,7 +53,7 @@ class ConsumerManager:
         self._shard_log = shard_log
         self._reader = reader
         self._clock = clock
-        self._starts = Starts(streams, reader)
+        self._starts = Starts(reader)
         self._sharded = ShardedPuts(self._propose, self.find, self._starts)
         # Those that were asked for and are not known to be gone; `find` checks them. By the id of
         # the stream's first shard and the consumer's id there.

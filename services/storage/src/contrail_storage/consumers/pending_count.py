@@ -230,6 +230,8 @@ class PendingCount:
             top_seq = max(top_seq, int(table.last[at[~later]].max(initial=0)))
         if top_seq < low:
             return
+        # The last messages of subjects may be removed, and their sequences only bounds.
+        top_seq = min(top_seq, last_seq)
         # From before the end of the pinned messages on, the counts have messages that do not count.
         if self._pinned is None and low - bottom_seq < top_seq - low:
             # Fewer messages are before the position than after it: the first steps subtract them.

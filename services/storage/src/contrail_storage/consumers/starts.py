@@ -7,20 +7,17 @@ import numpy as np
 from contrail_common import errors
 from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import ConsumerConfig
-from contrail_common.texts import I64Array
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.pinned import SUBJECTS_MAX, Pinned
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.shard import Shard
-from contrail_storage.streams.manager import StreamManager
 from contrail_storage.streams.sharded_state import own_cursor
 
 
 class Starts:
     """Makes the commands that create a consumer at its start."""
 
-    def __init__(self, streams: StreamManager, reader: Reader) -> None:
-        self._streams = streams
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     async def creation(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
@@ -71,8 +68,9 @@ class Starts:
 
     async def _pinned(self, shard: Shard, config: ConsumerConfig) -> cmd.PutConsumer:
         """Return the command that creates a consumer of the last messages as of now."""
-        slots = await self._matching(shard, config)
+        wanted = await self._reader.filter_of(shard, config.filter_subjects)
         table = shard.machine.subjects
+        slots = wanted.slots(table)
         if len(slots) > SUBJECTS_MAX:
             message = (
                 f"matches {len(slots)} subjects; last_per_subject allows at most {SUBJECTS_MAX}"
@@ -84,11 +82,14 @@ class Starts:
                 applied=False,
             )
         end_seq = shard.machine.counters.last_seq + 1
-        if not len(slots):
+        sids = np.sort(table.numbered.numbers(slots).astype(np.uint32))
+        seqs = await self._reader.newest.find(shard, sids)
+        # A message that came during the search is delivered as others after the list.
+        order = np.argsort(seqs)
+        order = order[(seqs[order] > 0) & (seqs[order] < end_seq)]
+        if not len(order):
             return cmd.PutConsumer(config, end_seq)
-        order = np.argsort(table.last[slots])
-        sids = table.numbered.numbers(slots[order]).astype(np.uint32)
-        pinned = Pinned(table.last[slots[order]], sids, end_seq)
+        pinned = Pinned(seqs[order], sids[order], end_seq)
         return cmd.PutConsumer(config, int(pinned.seqs[0]), pinned.encode(), end_seq)
 
     async def _newest(self, shard: Shard, config: ConsumerConfig) -> tuple[int, int]:
@@ -101,14 +102,9 @@ class Starts:
 
     async def _last_seq(self, shard: Shard, config: ConsumerConfig) -> int:
         """Sequence of the last message that the filters match; 0 when there is none."""
-        slots = await self._matching(shard, config)
-        return int(shard.machine.subjects.last[slots].max(initial=0))
-
-    async def _matching(self, shard: Shard, config: ConsumerConfig) -> I64Array:
-        """Slots of the subjects that the filters match, once the last message of each is known."""
         wanted = await self._reader.filter_of(shard, config.filter_subjects)
-        # Before, `last` may be an upper bound.
-        while shard.machine.subjects.unsettled:
-            await self._streams.removals.settle_last(shard)
-            await self._reader.prepare(shard, wanted)
-        return wanted.slots(shard.machine.subjects)
+        table = shard.machine.subjects
+        last_seq = int(table.last[wanted.slots(table)].max(initial=0))
+        if not last_seq or shard.machine.is_live(last_seq):
+            return last_seq
+        return await self._reader.last_match(shard, wanted, last_seq)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import MessageColumns
 from contrail_common.errors import ErrorSpec
 from contrail_common.model import (
@@ -33,11 +32,15 @@ from contrail_storage.core.results import Refused
 REASON_MAX: Final = 1_000
 """Characters of the description of a damage that are kept."""
 RANGES_MAX: Final = 100
+
+# Tags 1, 6, 12 and 14 to 17 belong to commands of version 0.2. They are not used again, so that no
+# older entry is taken for another one.
+
 META_SHARD = 0
 """The shard id of the meta machine: stream names, subjects and shard ids."""
 
 
-class Append(msgspec.Struct, tag=1, array_like=True):
+class Append(msgspec.Struct, tag=19, array_like=True):
     """Messages for one stream shard, in columns.
 
     ``subjects`` are the distinct subjects and ``subject_index`` (u32[n]) points into them; ``ids``
@@ -161,48 +164,31 @@ class ExpireAge(msgspec.Struct, tag=5, array_like=True):
     messages_max: int
 
 
-class Expire(msgspec.Struct, tag=17, array_like=True):
+class Expire(msgspec.Struct, tag=33, array_like=True):
     """Remove messages that are due, anywhere in the stream: ``seqs`` (i64, ascending).
 
     ``rows`` are the deadlines that passed, as pairs of deadline and first sequence (i64 each).
     Their rows are removed even if the messages are gone already. Without rows the messages are due
-    by ``max_age``. ``previous`` is for subjects whose newest message is one of ``seqs``: by subject
-    number, the newest message that remains (missing: none). ``marking`` (i64, some of ``seqs``)
-    are newest messages that leave a marker when they are the last of their subject.
-
-    The leader finds all these, and proposes no other removal meanwhile. Limits may still remove the
-    oldest messages. That is harmless: as long as older messages remain, so does the newest of
-    them; and for a subject with a newer message ``previous`` is not used.
+    by ``max_age``. ``markers`` (i64) are those of ``seqs`` that mark their subject as empty: these
+    leave no marker. The leader reads that from the messages, and it holds whatever happens since.
     """
 
     seqs: bytes
     rows: bytes
-    previous: dict[int, int]
-    marking: bytes
+    markers: bytes
 
     def is_sound(self) -> bool:
         """Whether the columns are whole, and the sequences ascend."""
-        columns = len(self.seqs) % 8, len(self.rows) % 16, len(self.marking) % 8
-        if any(columns):
+        if len(self.seqs) % 8 or len(self.rows) % 16 or len(self.markers) % 8:
             return False
         seqs, rows = np.frombuffer(self.seqs, np.int64), np.frombuffer(self.rows, np.int64)
-        marking = np.frombuffer(self.marking, np.int64)
-        return (
-            bool((seqs[1:] > seqs[:-1]).all())
-            and bool((rows >= 0).all())
-            and bool(np.isin(marking, seqs).all())
-            and len(distinct(marking)) == len(marking)
-        )
+        return bool((seqs[1:] > seqs[:-1]).all()) and bool((rows >= 0).all())
 
 
-class DeleteMessage(msgspec.Struct, tag=6, array_like=True):
-    """Remove one message. ``previous_seq`` is the last older live message of its subject (0: none).
-
-    The leader finds ``previous_seq`` and proposes no other removal in the shard meanwhile.
-    """
+class DeleteMessage(msgspec.Struct, tag=34, array_like=True):
+    """Remove one message."""
 
     seq: int
-    previous_seq: int
 
 
 RemovalReason = Literal["purge", "shredded", "limit", "rollup"]
@@ -264,30 +250,6 @@ def _wide(column: bytes) -> I64Array | None:
         return None
     values: NDArray[np.integer] = np.frombuffer(column, f"<u{width}", offset=1)
     return values.astype(np.int64)
-
-
-class PurgeSubjects(msgspec.Struct, tag=14, array_like=True, omit_defaults=True):
-    """Remove messages of ``subjects`` below ``to_seq``; at most ``messages_max`` in this entry.
-
-    The newest ``keep`` of them stay, counted when the command is applied. ``shredded``: no rule of
-    the stream keeps them. Earlier versions logged this command instead of :class:`Remove`.
-    """
-
-    subjects: list[str]
-    to_seq: int
-    messages_max: int
-    keep: int = 0
-    shredded: bool = False
-
-
-class FinishRollup(msgspec.Struct, tag=15, array_like=True):
-    """Remove messages that a roll-up of ``subject`` replaced; up to ``messages_max`` per entry.
-
-    Earlier versions logged this command instead of :class:`Remove`.
-    """
-
-    subject: str
-    messages_max: int
 
 
 class PutConsumer(msgspec.Struct, tag=7, array_like=True):
@@ -354,14 +316,10 @@ class Exhaust(msgspec.Struct, tag=11, array_like=True):
     seqs: list[int]
 
 
-class EnforceLimits(msgspec.Struct, tag=12, array_like=True, omit_defaults=True):
-    """Remove the oldest messages over the limits of the stream; at most ``messages_max``.
-
-    ``by_subject``: also those over ``max_msgs_per_subject``. Earlier versions logged it so.
-    """
+class EnforceLimits(msgspec.Struct, tag=31, array_like=True):
+    """Remove the oldest messages over the limits of the stream; at most ``messages_max``."""
 
     messages_max: int
-    by_subject: bool = True
 
 
 class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -462,7 +420,7 @@ class ReleaseStream(msgspec.Struct, tag=23, array_like=True, omit_defaults=True)
     incarnation: str = ""
 
 
-class EnforceInterest(msgspec.Struct, tag=16, array_like=True):
+class EnforceInterest(msgspec.Struct, tag=32, array_like=True):
     """Remove messages that no consumer needs, within the range that was noted for that.
 
     Checks at most ``messages_max`` messages in this entry.
@@ -542,8 +500,6 @@ StreamCommand = (
     | Expire
     | DeleteMessage
     | Remove
-    | PurgeSubjects
-    | FinishRollup
     | PutConsumer
     | DropConsumer
     | ConsumerChange

@@ -9,9 +9,10 @@ from contrail_common.subjects import is_wildcard
 class HashedExpected(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
     """Expectations of one message (``contrail_common.model.Expected``), its id hashed.
 
-    An expectation about a wildcard has a proof, which the leader found: when ``as_of`` was the last
-    sequence of the shard, ``newest`` was its last message on a matching subject (0: none). Earlier
-    versions logged no proof (``as_of`` is None).
+    The leader adds a proof where the subject table does not show the last sequence. For a wildcard:
+    when ``as_of`` was the last sequence of the shard, ``newest`` was its last message on a matching
+    subject (0: none). For a subject: when ``as_of`` was its newest message ever stored, ``newest``
+    was the newest one that was left. Without a proof, ``as_of`` is None.
     """
 
     stream: str | None = None
@@ -24,13 +25,20 @@ class HashedExpected(msgspec.Struct, array_like=True, frozen=True, omit_defaults
 
 
 class ProvenExpected(Expected, frozen=True, kw_only=True):
-    """Expectations with a proof about their wildcard: see `HashedExpected`."""
+    """Expectations with a proof about the last sequence: see `HashedExpected`."""
 
     as_of: int
     newest: int
 
 
-def wildcard_of(expected: Expected | HashedExpected) -> str | None:
+def subject_of(expected: Expected, subject: str) -> str | None:
+    """The subject or wildcard whose last sequence a message on ``subject`` expects, if any."""
+    if expected.last_subject_seq is None:
+        return None
+    return expected.last_subject_seq_subject or subject
+
+
+def wildcard_of(expected: HashedExpected) -> str | None:
     """The wildcard whose last sequence is expected; None if there is none."""
     pattern = expected.last_subject_seq_subject
     if expected.last_subject_seq is None or pattern is None or not is_wildcard(pattern):

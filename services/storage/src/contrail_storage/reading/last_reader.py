@@ -2,7 +2,8 @@
 
 The search goes through the subjects in the order of their numbers, some at a time, called "open".
 One pass goes backwards from the point over the blocks' subject columns and finds the newest message
-of each open subject. It skips blocks that cannot have one.
+of each open subject. It skips blocks that cannot have one, by the subject table, and after a block
+without one by windows.
 
 At any time, no open subject has a message between the sequence that the pass has reached and the
 point. So the token of a page has only that sequence and the open subjects. A subject appears at
@@ -17,13 +18,14 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, message_size
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.subjects import is_wildcard
-from contrail_common.texts import I64Array
+from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import LastRequest
 from contrail_storage.core.subjects.filters import SubjectFilter
@@ -86,18 +88,28 @@ class LastReader:
         found = await self._reader.filter_of(shard, (request.subject,) if request.subject else ())
         page: list[StoredMessage] = []
         size = 0
+        missed = False
         for checked in range(self._bounds.blocks):
             if not search.aim(shard, found):
                 return _in_order(page), None
             if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
                 await asyncio.sleep(0)
-            block = await self._reader.block_below(shard, search.seq)
+            block = None
+            if missed:
+                # The last messages that the table has are removed, or after the point.
+                search.seq = await self._reader.newest_below(
+                    shard, search.seq + 1, 0, search.is_open, 1
+                )
+                missed = False
+            else:
+                block = await self._reader.block_below(shard, search.seq)
             await self._reader.prepare(shard, found)
             if not shard.machine.exists:
                 raise ApiError(errors.STREAM_NOT_FOUND)
             if block is None:
-                continue  # it was removed, and the next aim knows
+                continue  # searched, or it was removed: aim again
             positions = search.newest_in(shard, block)
+            missed = not positions
             for taken, position in enumerate(positions, 1):
                 message = self._reader.message(shard, block, position)
                 if message is None:
@@ -119,9 +131,14 @@ class LastReader:
         sid = table.ids.get(request.subject)
         if sid is None and machine.exists:
             return []
-        if sid is None or sid in table.unsettled:
+        if sid is None:
             return None
         seq = table.last_of(sid)
+        if not machine.is_live(seq):
+            newest = self._reader.newest
+            seq = newest.known(shard, seq) or int(
+                (await newest.find(shard, np.array([sid], np.uint32)))[0]
+            )
         block = await self._reader.block_of(shard, seq)
         # Removed while the block was read. The search finds an older one, if there is any.
         if block is None or not machine.is_live(seq):
@@ -209,6 +226,10 @@ class _Search:
                 return False
             self._next_sid = int(self._open[-1]) + 1
             self.seq = self._point_seq
+
+    def is_open(self, sids: U32Array) -> NDArray[np.bool_]:
+        """Which of the subjects are open."""
+        return np.isin(sids, self._open)
 
     def _next_subjects(self, table: SubjectTable, wanted: SubjectFilter) -> I64Array:
         """Numbers of the next subjects that have messages up to the point."""

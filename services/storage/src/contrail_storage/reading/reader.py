@@ -23,6 +23,7 @@ from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup,
 from contrail_storage.reading.answering import removed_too_quickly
 from contrail_storage.reading.filter_cache import FilterCache
 from contrail_storage.reading.name_order import NameOrders
+from contrail_storage.reading.newest import Newest
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.reading.point_reads import PointReads
 from contrail_storage.reading.window_reads import RUN_WINDOWS, WindowReads
@@ -94,6 +95,8 @@ class Reader:
         """The recent removals of the shards in which messages are counted."""
         self._points = PointReads(blocks)
         self.windows = WindowReads(blocks)
+        self.newest = Newest(self.facts)
+        """Finds the newest messages of subjects that lost theirs."""
         self._filters = FilterCache()
         self._names = NameOrders(self._filters)
 
@@ -220,16 +223,15 @@ class Reader:
                     return message
         raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
 
-    async def previous_of_subject(self, shard: Shard, seq: int) -> int:
-        """The last live message before ``seq`` with the same subject, 0 when there is none."""
-        facts = await self.facts(shard, seq, seq)
-        table = shard.machine.subjects
-        if not shard.machine.is_live(seq):
-            return 0
-        sid = int(facts.subject_ids[seq - facts.base_seq])
-        # No older message of the subject is below it, so the search backwards ends there.
-        floor_seq = int(table.first[table.numbered.slot(sid)])
-        return await self.newest_below(shard, seq, floor_seq, lambda sids: sids == sid, 1)
+    async def last_match(
+        self, shard: Shard, subject_filter: SubjectFilter, up_to_seq: int = INT64_MAX
+    ) -> int:
+        """The last live message up to ``up_to_seq`` that a filter matches; 0 when there is none.
+
+        Only of subjects that have messages now.
+        """
+        pick = subject_filter.lookup(shard.machine.subjects).select
+        return await self.newest_below(shard, min(up_to_seq, shard.applied_seq) + 1, 0, pick, 1)
 
     async def seq_of_time(self, shard: Shard, time_ns: int) -> int:
         """The first sequence at or after ``time_ns``; the next new one when there is none."""
@@ -412,7 +414,9 @@ class Reader:
             inside = across = top_seq = 0
             bottom_seq = INT64_MAX
             for turn, at in enumerate(subject_filter.live_slots(table), 1):
-                first, last, counts = table.first[at], table.last[at], table.counts[at]
+                first, counts = table.first[at], table.counts[at]
+                # Of a subject that lost its newest message it is a bound, perhaps above all.
+                last = np.minimum(table.last[at], shard.machine.counters.last_seq)
                 whole = (first >= low) & (last <= to_seq)
                 inside += int(counts[whole].sum())
                 part = ~whole & (last >= low) & (first <= to_seq)

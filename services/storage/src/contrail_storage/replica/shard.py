@@ -53,7 +53,7 @@ class Shard:
     Only those that wait are here, so that a change costs nothing while nobody waits.
     """
     removal: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while messages are removed on request, so that one removal runs at a time."""
+    """Held while messages are removed by subject, so that no two search for the same ones."""
     small_runs: dict[int, SmallRun] = field(default_factory=dict)
     """By level of merging: the small blocks at the end that wait to be merged."""
     publishes_wait: bool = False

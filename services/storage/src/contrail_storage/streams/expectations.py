@@ -1,9 +1,13 @@
-"""Proofs for publishes that expect the last sequence of a wildcard.
+"""Proofs for publishes that expect a last sequence that the subject table does not show.
 
-Finding the last message on a wildcard needs a search of all names of subjects, which ``apply`` must
-not do. So it is made before the publish is proposed, in a thread, and its result is logged with the
-publish. ``apply`` looks at the messages that were stored since, and refuses the publish if that is
-not enough: the message was removed, or there are too many others. Then the search is repeated.
+Finding the last message on a wildcard needs a search of all names of subjects; that of a subject
+whose last message was removed, a search of the messages before it. ``apply`` must do neither. So
+the search is made before the publish is proposed, in a thread, and its result is logged with the
+publish. ``apply`` refuses the publish if the proof does not decide: the message was removed, or
+there are other or too many messages since. Then the search is repeated.
+
+Most expectations are about one subject, and the table shows its last message. Such a publish is
+proposed at once. If that message is removed before the publish is applied, it gets a proof then.
 
 While a publish waits for a search, all later publishes to its shard wait too, so that they keep
 their order. All waiting publishes share a search. A publish that ``apply`` refused is proposed
@@ -29,11 +33,11 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected
 from contrail_common.subject_tree import SubjectTree
+from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.expected import ProvenExpected, wildcard_of
+from contrail_storage.core.expected import ProvenExpected, subject_of
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.core.subjects.packed_names import PackedNames
-from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.entries import (
     Content,
@@ -44,10 +48,9 @@ from contrail_storage.replica.entries import (
 )
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append, ShardLogs
-from contrail_storage.streams.removals import Removals
 
 TRIES: Final = 3
-"""How often a publish is proposed, if ``apply`` cannot tell whether its expectation holds."""
+"""How often a publish is proposed with a proof, if ``apply`` cannot tell what to do with it."""
 _SEARCHED_TOGETHER: Final = 1_024
 """Waiting publishes whose patterns one search has."""
 _PROPOSED_TOGETHER: Final = 256
@@ -60,7 +63,7 @@ _log = structlog.get_logger("contrail.expectations")
 
 
 class Proof(NamedTuple):
-    """The last message of a pattern, ``newest`` (0: none), as of the sequence ``as_of``."""
+    """What `HashedExpected` has of a subject or wildcard."""
 
     as_of: int
     newest: int
@@ -84,25 +87,24 @@ class _Waiting:
 class Expectations:
     """Accepts publishes of any shard and proposes them with proofs. Used on the event loop only."""
 
-    def __init__(self, logs: ShardLogs, reader: Reader, removals: Removals) -> None:
+    def __init__(self, logs: ShardLogs, reader: Reader) -> None:
         # Counts the bytes of waiting publishes.
         self._logs = logs
-        # Has the filters that match names with patterns.
+        # Has the filters that match names with patterns, and finds the last messages.
         self._reader = reader
-        # Finds the last messages of subjects for which the table has only a bound.
-        self._removals = removals
         # By shard: publishes that wait. `Shard.publishes_wait` says whether there are any.
         self._waiting: dict[Shard, deque[_Waiting]] = {}
         self._searching: set[asyncio.Task[None]] = set()
 
     def propose(self, shard: Shard, content: Content, done: Done, append: Append) -> None:
         """Propose messages by ``append``, after those of the shard that wait; raises as it does."""
-        patterns = _patterns(content)
+        patterns = _patterns(shard, content)
+        if content.expected is not None:
+            tries = TRIES - 1 if patterns else TRIES
+            done = partial(self._answered, shard, content, done, append, tries)
         if not patterns and not shard.publishes_wait:
             append(shard.machine.shard_id, content, done)
             return
-        if patterns:
-            done = partial(self._answered, shard, content, done, append, TRIES - 1)
         self._put(shard, _Waiting(content, patterns, done, append))
 
     def _put(self, shard: Shard, one: _Waiting) -> None:
@@ -148,18 +150,36 @@ class Expectations:
 
     async def _find(self, shard: Shard, patterns: set[str]) -> dict[str, Proof]:
         proofs: dict[str, Proof] = {}
-        for _ in range(TRIES):
-            for group in _groups(patterns):
-                wanted = await self._reader.filter_of(shard, group)
-                names = _Names.of(shard, wanted)
-                found = await asyncio.to_thread(names.search, group)
-                proofs |= _confirmed(shard, names.as_of, found)
-            patterns = patterns - proofs.keys()
-            if not patterns:
-                return proofs
-            await self._removals.settle_last(shard)
-        # No message has this sequence, so `apply` refuses the publish.
-        return proofs | dict.fromkeys(patterns, Proof(0, -1))
+        for group in _groups(set(filter(is_wildcard, patterns))):
+            wanted = await self._reader.filter_of(shard, group)
+            names = _Names.of(shard, wanted)
+            found = await asyncio.to_thread(names.search, group)
+            for pattern, (name, last_seq) in found.items():
+                proofs[pattern] = await self._proof(shard, pattern, names.as_of, name, last_seq)
+        return proofs | await self._proofs_of_subjects(shard, patterns - proofs.keys())
+
+    async def _proof(
+        self, shard: Shard, pattern: str, as_of: int, name: str, last_seq: int
+    ) -> Proof:
+        """The proof for a wildcard; ``last_seq`` is the highest of its subjects, of ``name``."""
+        newest = shard.machine.last_live(name) if name else 0
+        # Lower or unknown: the subject has lost its last message, so another one may have the last.
+        if newest is None or newest < last_seq:
+            wanted = await self._reader.filter_of(shard, (pattern,))
+            return Proof(as_of, await self._reader.last_match(shard, wanted, min(last_seq, as_of)))
+        # A later message is the last one as of its own sequence.
+        return Proof(max(as_of, newest), newest)
+
+    async def _proofs_of_subjects(self, shard: Shard, subjects: set[str]) -> dict[str, Proof]:
+        table = shard.machine.subjects
+        sids = {name: sid for name in subjects if (sid := table.ids.get(name)) is not None}
+        wanted = np.array(sorted(sids.values()), np.uint32)
+        seqs = await self._reader.newest.find(shard, wanted)
+        newest = dict(zip(wanted.tolist(), seqs.tolist(), strict=True))
+        return {
+            name: Proof(shard.machine.subjects.last_seq(name), newest.get(sids.get(name, -1), 0))
+            for name in subjects
+        }
 
     def _answered(
         self,
@@ -181,7 +201,8 @@ class Expectations:
             return
         answered = partial(self._answered, shard, content, done, append, tries - 1)
         try:
-            self._put(shard, _Waiting(content, _patterns(content), answered, append))
+            patterns = _patterns(shard, content)
+            self._put(shard, _Waiting(content, patterns, answered, append))
         except ApiError as error:
             done(error)
 
@@ -199,40 +220,56 @@ def _propose(shard: Shard, one: _Waiting, proofs: Mapping[str, Proof]) -> None:
         one.done(not_logged(f"the messages cannot be proposed: {error!r}"))
 
 
-def _patterns(content: Content) -> set[str]:
-    """The wildcards whose last sequence the messages expect."""
+def _patterns(shard: Shard, content: Content) -> set[str]:
+    """The wildcards, and the subjects without their newest message, about which messages expect."""
+    found = set()
+    # Most streams have no such subject: then none is looked up.
+    literal = shard.machine.subjects.lost_last
+    for subject, expected in _expectations(content):
+        pattern = subject_of(expected, subject)
+        if pattern is None:
+            continue
+        if is_wildcard(pattern) or (literal and shard.machine.last_live(pattern) is None):
+            found.add(pattern)
+    return found
+
+
+def _expectations(content: Content) -> Iterable[tuple[str, Expected]]:
+    """The messages that expect anything: their subject, and what they expect."""
     if content.expected is None:
-        return set()
-    each: Iterable[Expected] = (
-        content.expected.values() if isinstance(content, MessageBatch) else (content.expected,)
-    )
-    return {pattern for one in each if (pattern := wildcard_of(one)) is not None}
+        return
+    if not isinstance(content, MessageBatch):
+        yield content.subject, content.expected
+        return
+    subject_index = np.frombuffer(content.subject_index, np.uint32)
+    for at, expected in content.expected.items():
+        yield content.subjects[int(subject_index[at])], expected
 
 
 def _proven(content: Content, proofs: Mapping[str, Proof]) -> Content:
-    """The same messages; their expectations about wildcards have proofs."""
-
-    def proven(expected: Expected) -> Expected:
-        pattern = wildcard_of(expected)
-        if pattern is None:
-            return expected
-        proof = proofs[pattern]
-        return ProvenExpected(
-            stream=expected.stream,
-            last_seq=expected.last_seq,
-            last_subject_seq=expected.last_subject_seq,
-            last_subject_seq_subject=pattern,
-            last_msg_id=expected.last_msg_id,
-            as_of=proof.as_of,
-            newest=proof.newest,
-        )
-
+    """The same messages; their expectations have the proofs that were found."""
     if not content.expected or not proofs:
         return content
+    each = [_with_proof(one, subject, proofs) for subject, one in _expectations(content)]
     if isinstance(content, MessageBatch):
-        each = {at: proven(one) for at, one in content.expected.items()}
-        return msgspec.structs.replace(content, expected=each)
-    return msgspec.structs.replace(content, expected=proven(content.expected))
+        expected = dict(zip(content.expected, each, strict=True))
+        return msgspec.structs.replace(content, expected=expected)
+    return msgspec.structs.replace(content, expected=each[0])
+
+
+def _with_proof(expected: Expected, subject: str, proofs: Mapping[str, Proof]) -> Expected:
+    proof = proofs.get(subject_of(expected, subject) or "")
+    if proof is None:
+        return expected
+    return ProvenExpected(
+        stream=expected.stream,
+        last_seq=expected.last_seq,
+        last_subject_seq=expected.last_subject_seq,
+        last_subject_seq_subject=expected.last_subject_seq_subject,
+        last_msg_id=expected.last_msg_id,
+        as_of=proof.as_of,
+        newest=proof.newest,
+    )
 
 
 # Searching ---------------------------------------------------------------------------------------
@@ -250,8 +287,7 @@ def _groups(patterns: set[str]) -> Iterable[tuple[str, ...]]:
 class _Names(NamedTuple):
     """The subjects of a shard at one moment, for a search in another thread.
 
-    The arrays may change meanwhile. A sequence that is read later is that of a later message, or of
-    a bound that was lowered: `_confirmed` checks it.
+    The arrays may change meanwhile: a sequence that is read later is that of a later message.
     """
 
     as_of: int
@@ -296,23 +332,3 @@ class _Names(NamedTuple):
                         found[pattern] = name, seq
             time.sleep(0)  # others wait for the interpreter
         return found
-
-
-def _confirmed(shard: Shard, as_of: int, found: Mapping[str, tuple[str, int]]) -> dict[str, Proof]:
-    """The proofs, without those of patterns whose last message is not known."""
-    table = shard.machine.subjects
-    proofs: dict[str, Proof] = {}
-    for pattern, (name, last_seq) in found.items():
-        newest = _last_of(table, name) if name else 0
-        # Lower or unknown: the subject has lost its last message meanwhile, so another one may have
-        # the last message.
-        if newest is not None and newest >= last_seq:
-            # A later message is the last one as of its own sequence.
-            proofs[pattern] = Proof(max(as_of, newest), newest)
-    return proofs
-
-
-def _last_of(table: SubjectTable, name: str) -> int | None:
-    """Sequence of the last message of a subject; None if it has none, or only a bound is known."""
-    sid = table.ids.get(name)
-    return None if sid is None or sid in table.unsettled else table.last_of(sid)

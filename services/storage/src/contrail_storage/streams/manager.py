@@ -83,7 +83,7 @@ class StreamManager:
         # Names the actual last message id where a publish expected another one.
         self._last_ids = LastIds(reader)
         # Finds the last messages of wildcards that publishes expect something of.
-        self._expectations = Expectations(shard_log, reader, self.removals)
+        self._expectations = Expectations(shard_log, reader)
         # Held while a stream is made, changed, removed or reconciled.
         self._lock = asyncio.Lock()
         # Names that `claim_restore` keeps.

@@ -168,14 +168,10 @@ class Removals:
     async def delete(self, shard: Shard, seq: int) -> None:
         """Remove one message (SEQUENCE_NOT_FOUND, DELETE_DENIED, STREAM_SEALED)."""
         check_removal(shard)
-        async with shard.removal:
-            if not shard.machine.is_live(seq) or seq > shard.applied_seq:
-                raise ApiError(
-                    errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False
-                )
-            previous_seq = await self._reader.previous_of_subject(shard, seq)
-            command = cmd.DeleteMessage(seq, previous_seq)
-            expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
+        if not shard.machine.is_live(seq) or seq > shard.applied_seq:
+            raise ApiError(errors.SEQUENCE_NOT_FOUND, f"sequence {seq} not found", applied=False)
+        command = cmd.DeleteMessage(seq)
+        expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
         # If the message was pending at a consumer, the consumer can take another one.
         shard.notify()
 
@@ -187,16 +183,8 @@ class Removals:
         for _ in range(_CHECKED_MAX // slice_messages(shard)):
             if not (shard.machine.exists and shard.machine.pending_recheck):
                 return
-            await self._recheck_slice(shard)
-
-    async def settle_last(self, shard: Shard) -> None:
-        """Find the last messages of the subjects whose last message was removed."""
-        while shard.machine.subjects.unsettled:
-            await self._recheck_slice(shard)
-
-    async def _recheck_slice(self, shard: Shard) -> None:
-        command = cmd.EnforceInterest(slice_messages(shard))
-        expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
+            command = cmd.EnforceInterest(slice_messages(shard))
+            expect(await self._shard_log.command(shard.machine.shard_id, command), Removed)
 
     async def enforce_limits(self, shard: Shard) -> None:
         """Apply lowered limits at once; the housekeeper continues with what is left."""
@@ -207,14 +195,12 @@ class Removals:
     async def trim_to_limits(self, shard: Shard) -> bool:
         """Remove the messages over the limits now; True if there are others by then."""
         # The oldest of the stream first: a subject may have fewer messages then.
-        oldest = cmd.EnforceLimits(slice_messages(shard), by_subject=False)
-        await self._in_slices(shard, oldest)
+        await self._in_slices(shard, cmd.EnforceLimits(slice_messages(shard)))
         async with shard.removal:  # another one may remove the same messages now
             if shard.machine.subjects_over:
                 await self._remove_excess(shard)
                 # Finds out whether a subject is still over its limit.
-                check = cmd.EnforceLimits(0, by_subject=False)
-                await self._shard_log.command(shard.machine.shard_id, check)
+                await self._shard_log.command(shard.machine.shard_id, cmd.EnforceLimits(0))
         return shard.machine.exists and shard.machine.over_limits
 
     async def _remove_excess(self, shard: Shard) -> None:

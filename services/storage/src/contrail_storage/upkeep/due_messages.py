@@ -2,7 +2,7 @@
 
 Deadlines are read from the store, ages from the blocks. Ages are read only if the due messages are
 not simply the oldest ones: because some messages are exempt from age, or because subjects get
-markers. A command also names the remaining messages of its subjects, see ``Expire``.
+markers.
 """
 
 import asyncio
@@ -56,18 +56,6 @@ class _Rows:
     next_ns: int
 
 
-@dataclass(slots=True)
-class _Choice:
-    """Due live messages. ``open`` subjects lose their newest message and have others.
-
-    ``marking`` messages leave a marker when they are the last of their subject.
-    """
-
-    seqs: I64Array
-    open: I64Array
-    marking: I64Array
-
-
 class DueMessages:
     """Removes due messages from shards that this node leads."""
 
@@ -96,12 +84,9 @@ class DueMessages:
             by_row = shard.machine.deadlines.earliest_ns <= now_ns
             if not by_row and not (ages_singly(shard) and await self.age_is_due(shard, now_ns)):
                 return
-            # Until the command is applied, no other removal may take the messages that it names as
-            # the remaining ones of their subjects.
-            async with shard.removal:
-                take = self._remove_rows if by_row else self._remove_aged
-                if not await take(shard, now_ns):
-                    return
+            take = self._remove_rows if by_row else self._remove_aged
+            if not await take(shard, now_ns):
+                return
 
     # By TTL --------------------------------------------------------------------------------------
 
@@ -220,9 +205,9 @@ class DueMessages:
             if old < block.count:
                 break
         removed = await self._propose(shard, parts, [])
-        # Limits removed messages meanwhile, so nothing was left, or newest messages had to stay
-        # (`more`). The next tick searches again, from the oldest message.
-        if not removed.count or removed.more:
+        # Others removed messages meanwhile, so nothing was left. The next tick searches again, from
+        # the oldest message.
+        if not removed.count:
             return False
         # All messages below are exempt from age, so later searches begin here.
         shard.stay_below = max(shard.stay_below, seq)
@@ -235,45 +220,13 @@ class DueMessages:
     ) -> Removed:
         if not shard.machine.exists:
             return Removed(0)
-        choice = _choose(self._reader, shard, parts)
-        if not len(choice.seqs) and not rows:
+        seqs, markers = _choose(self._reader, shard, parts)
+        if not len(seqs) and not rows:
             return Removed(0)
-        previous = await self._previous(shard, choice)
-        command = cmd.Expire(
-            choice.seqs.tobytes(),
-            np.array(rows, np.int64).tobytes(),
-            previous,
-            choice.marking.tobytes(),
-        )
+        command = cmd.Expire(seqs.tobytes(), np.array(rows, np.int64).tobytes(), markers.tobytes())
         result = await self._shard_log.command(shard.machine.shard_id, command)
         shard.notify()  # a consumer whose pending messages were removed can take more
         return result if isinstance(result, Removed) else Removed(0)
-
-    async def _previous(self, shard: Shard, choice: _Choice) -> dict[int, int]:
-        """Return the newest live message, not chosen, of each open subject; one pass backwards."""
-        machine = shard.machine
-        found: dict[int, int] = {}
-        wanted = choice.open
-        seq = int(choice.seqs[-1]) if len(choice.seqs) else 0
-        checked = 0
-        while len(wanted := _still_open(shard, wanted, seq)):
-            checked += 1
-            if checked % _PAUSE_BLOCKS == 0:
-                await asyncio.sleep(0)
-            block = await self._reader.block_at(shard, seq)
-            if block is None or block.base_seq > seq or not machine.exists:
-                break
-            below = block.subject_ids[: seq + 1 - block.base_seq]
-            positions = np.flatnonzero(np.isin(below, wanted))
-            seqs = positions + block.base_seq
-            older = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
-            positions = positions[older & ~np.isin(seqs, choice.seqs)]
-            backwards = positions[::-1]
-            sids, newest = np.unique(block.subject_ids[backwards], return_index=True)
-            found |= zip(sids.tolist(), (backwards[newest] + block.base_seq).tolist(), strict=True)
-            wanted = wanted[~np.isin(wanted, sids)]
-            seq = block.base_seq - 1
-        return found
 
 
 def ages_singly(shard: Shard) -> bool:
@@ -298,50 +251,27 @@ def _messages_max(shard: Shard) -> int:
     return BLOCK_MESSAGES_MAX if marks else _MESSAGES_MAX
 
 
-def _still_open(shard: Shard, sids: I64Array, seq: int) -> I64Array:
-    """The subjects that have messages, and may have one at or before ``seq``."""
-    table = shard.machine.subjects
-    at = table.numbered.slots(sids)
-    inside = (at >= 0) & (at < table.size)
-    sids, at = sids[inside], at[inside]
-    oldest = np.maximum(table.first[at], shard.machine.counters.first_seq)
-    return sids[(table.counts[at] > 0) & (oldest <= seq)]
-
-
-def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> _Choice:
-    """Choose the live messages of ``parts``, and find the effect on their subjects."""
+def _choose(reader: Reader, shard: Shard, parts: list[Part]) -> tuple[I64Array, I64Array]:
+    """The sequences of the live messages of ``parts``, and those of them that are markers."""
     machine = shard.machine
-    nothing = np.zeros(0, np.int64)
-    kept: list[tuple[I64Array, I64Array]] = [(nothing, nothing)]
+    seqs, markers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for block, positions in parts:
-        seqs = positions + block.base_seq
-        live = (seqs >= machine.counters.first_seq) & machine.deleted.are_live(seqs)
-        kept.append((seqs[live], block.subject_ids[positions[live]].astype(np.int64)))
-    seqs, sids = (np.concatenate(each) for each in zip(*kept, strict=True))
-    table = machine.subjects
-    sids, counts = np.unique(sids, return_counts=True)
-    at = table.numbered.slots(sids)
-    # Only a subject that loses its newest message needs another one, or a marker.
-    newest_due = np.isin(table.last[at], seqs)
-    marking = nothing
-    if machine.config.subject_delete_marker_ttl_ns > 0:
-        marking = _marking(reader, shard, parts, table.last[at[newest_due]])
-    return _Choice(seqs, sids[newest_due & (table.counts[at] > counts)], marking)
+        live = positions[machine.are_live(positions + block.base_seq)]
+        seqs.append(live + block.base_seq)
+        if machine.config.subject_delete_marker_ttl_ns > 0:
+            markers.append(_markers(reader, shard, block, live) + block.base_seq)
+    return np.concatenate(seqs), np.concatenate(markers)
 
 
-def _marking(reader: Reader, shard: Shard, parts: list[Part], newest: I64Array) -> I64Array:
-    """The messages among ``newest`` that are not markers themselves, ascending."""
-    found: list[int] = []
-    for block, positions in parts:
-        chosen = positions[np.isin(positions + block.base_seq, newest)]
-        headers = reader.opened(shard, block, chosen.tolist()).headers
-        # A look at the names of all headers together rules out nearly every block.
-        if headers is not None and _may_be_markers(headers):
-            chosen = np.array(
-                [at for at in chosen.tolist() if not _is_marker(headers.message(at) or {})],
-                np.int64,
-            )
-        found += (chosen + block.base_seq).tolist()
+def _markers(
+    reader: Reader, shard: Shard, block: Block, positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Which of the messages mark their subject as empty."""
+    headers = reader.opened(shard, block, positions.tolist()).headers
+    # A look at the names of all headers together rules out nearly every block.
+    if headers is None or not _may_be_markers(headers):
+        return np.zeros(0, np.int64)
+    found = [at for at in positions.tolist() if _is_marker(headers.message(at) or {})]
     return np.array(found, np.int64)
 
 

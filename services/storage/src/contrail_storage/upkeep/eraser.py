@@ -161,34 +161,24 @@ class Erasures:
             raise ApiError(
                 errors.SEQUENCE_NOT_FOUND, f"sequence {wrong} has never existed", applied=False
             )
-        # No other removal may delete the previous message of a subject between its search and the
-        # command that names it.
-        async with shard.removal:
-            # The newest first, so that the previous message of a subject always still exists.
-            rest = seqs[::-1]
-            begun = False
-            while rest:
-                some, rest = rest[:_TOGETHER], rest[_TOGETHER:]
-                try:
-                    begun |= await self._delete_together(shard, some)
-                except ApiError as error:
-                    # Some messages are deleted, so the request can't be refused as a whole. It may
-                    # be repeated.
-                    if begun:
-                        raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
-                    raise
+        begun = False
+        for start in range(0, len(seqs), _TOGETHER):
+            try:
+                begun |= await self._delete_together(shard, seqs[start : start + _TOGETHER])
+            except ApiError as error:
+                # Some messages are deleted, so the request can't be refused as a whole. It may be
+                # repeated.
+                if begun:
+                    raise ApiError(errors.OUTCOME_UNKNOWN, str(error)) from error
+                raise
         shard.notify()
 
     async def _delete_together(self, shard: Shard, seqs: list[int]) -> bool:
-        """Delete ``seqs`` (descending) in about one entry; return whether any of them existed."""
+        """Delete ``seqs`` in about one entry; return whether any of them existed."""
         shard_id = shard.machine.shard_id
         live = [seq for seq in seqs if shard.machine.is_live(seq)]
-        previous = [await self._reader.previous_of_subject(shard, seq) for seq in live]
         found = await asyncio.gather(
-            *[
-                self._shard_log.command(shard_id, cmd.DeleteMessage(seq, before))
-                for seq, before in zip(live, previous, strict=True)
-            ],
+            *[self._shard_log.command(shard_id, cmd.DeleteMessage(seq)) for seq in live],
             # All commands end before an error is raised: none is left without a reader of its
             # result.
             return_exceptions=True,

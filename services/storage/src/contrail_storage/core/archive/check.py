@@ -42,6 +42,7 @@ from contrail_storage.core.deleted import PAGE, DeletedSet
 from contrail_storage.core.given_up import pages_are_sound
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Writes
+from contrail_storage.core.subjects.subject_table import NOT_LIVE
 
 HASH_KEY_BYTES: Final = 32
 _SEQ_MAX: Final = 1 << 62
@@ -336,9 +337,12 @@ class _Blocks:
             return
         first, last, counts = (np.concatenate(each) for each in zip(*self._rows, strict=True))
         _need(bool((self._counts == counts).all()), "the number of messages of a subject")
-        # A negative value is an upper bound: the last sequence of an unsettled subject.
-        right = np.where(last < 0, self._last <= -last, self._last == last)
-        _need(bool(right.all()), "the last message of a subject")
+        # The newest message ever stored, which may be deleted. Version 0.2 wrote negative bounds.
+        later = last[self._last != last]
+        bound = (later < 0) | (later == NOT_LIVE)
+        bound[~bound] = ~self._deleted.are_live(later[~bound])
+        _need(bool(bound.all()), "the last message of a subject")
+        _need(bool((self._last <= np.abs(last)).all()), "the last message of a subject")
         _need(bool((self._first >= first).all()), "the first message of a subject")
 
 

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, MessageColumns
 from contrail_common.model import Rollup, StreamConfig
-from contrail_common.subjects import is_wildcard, matches
+from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
-from contrail_storage.core.expected import HashedExpected, wildcard_of
+from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Result, Step
 from contrail_storage.core.stream import ttl
@@ -484,11 +484,11 @@ class _Checks:
         last_seq = self._first_seq + self._accepted - 1
         if expected.last_subject_seq is not None:
             actual = self._last_of(expected, subject)
-            # An exact answer would need a search without a bound. The leader searches again if this
-            # is about a wildcard; otherwise the publisher may try again.
+            # An exact answer would need a search without a bound. The leader searches, and proposes
+            # the publish again with a proof.
             if actual is None:
                 return Refused(
-                    errors.LAST_UNSETTLED.code, "the last message of the subject is being removed"
+                    errors.LAST_UNSETTLED.code, "the last message of the subject has been removed"
                 )
             if actual != expected.last_subject_seq:
                 return Refused(errors.WRONG_LAST_SEQUENCE.code, f"wrong last sequence: {actual}")
@@ -510,27 +510,23 @@ class _Checks:
         None if it is not known.
         """
         pattern = expected.last_subject_seq_subject or subject
-        if expected.as_of is not None and wildcard_of(expected) is not None:
-            if self._matches is None:
-                self._matches = LastMatches.of(self._state, self._command.expected or {})
-                for name, seq in self._stored.items():
-                    self._matches.add(name, seq)
-            return self._matches.last(pattern, expected.as_of, expected.newest)
-        table = self._state.subjects
-        if not is_wildcard(pattern):
-            last_seq = self._stored.get(pattern)
-            if last_seq is None and table.ids.get(pattern) not in table.unsettled:
-                last_seq = table.last_seq(pattern)
-            return last_seq
-        return self._last_of_all(pattern)
+        if is_wildcard(pattern):
+            return self._last_of_wildcard(pattern, expected)
+        stored = self._stored.get(pattern)
+        if stored is not None:
+            return stored
+        last_seq = self._state.last_live(pattern)
+        # The newest message is removed. The proof names the one before, unless others were stored
+        # since, or that one is removed as well.
+        if last_seq is None and self._state.subjects.last_seq(pattern) == expected.as_of:
+            return expected.newest if self._state.is_live(expected.newest) else None
+        return last_seq
 
-    def _last_of_all(self, pattern: str) -> int | None:
-        """As :meth:`_last_of`, by all names: for a log of a version without proofs."""
-        within = [seq for subject, seq in self._stored.items() if matches(pattern, subject)]
-        if within:
-            return max(within)
-        table = self._state.subjects
-        found = [sid for sid, name in table.live() if matches(pattern, name)]
-        last_seq = max(map(table.last_of, found), default=0)
-        bounds = table.unsettled.intersection(found)
-        return None if any(table.last_of(sid) == last_seq for sid in bounds) else last_seq
+    def _last_of_wildcard(self, pattern: str, expected: HashedExpected) -> int | None:
+        if expected.as_of is None:
+            return None
+        if self._matches is None:
+            self._matches = LastMatches.of(self._state, self._command.expected or {})
+            for name, seq in self._stored.items():
+                self._matches.add(name, seq)
+        return self._matches.last(pattern, expected.as_of, expected.newest)

@@ -111,15 +111,14 @@ class Recount:
         """Which of ``seqs`` were certainly not deleted; ``at`` are the slots of the known ones.
 
         A deleted message must not come back: the compactor may even have emptied it. So, without
-        the page of its marks, a message is kept only if it is the last one of its subject.
+        the page of its marks, a message is kept only if its subject can have no other one: if the
+        bounds of the subject's messages are this sequence.
         """
         table = self._state.subjects
-        last = np.zeros(len(seqs), np.bool_)
-        last[known] = table.last[at[known]] == seqs[known]
-        if table.unsettled and last.any():  # their `last` is only a bound
-            unsettled = table.numbered.slots(np.fromiter(table.unsettled, np.int64))
-            last &= ~np.isin(at, unsettled)
-        return last | self._state.deleted.have_page(seqs)
+        only = np.zeros(len(seqs), np.bool_)
+        only[known] = table.last[at[known]] == seqs[known]
+        only[known] &= table.first[at[known]] == seqs[known]
+        return only | self._state.deleted.have_page(seqs)
 
     def _count(self, at: I64Array, seqs: I64Array) -> None:
         if not len(seqs):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from contrail_common import errors, model
-from contrail_common.arrays import distinct
 from contrail_common.columns.blocks import columns_of
 from contrail_common.columns.header_columns import header_size
 from contrail_common.model import Headers
@@ -31,20 +30,12 @@ class _Due:
     sizes: I64Array
     times_ns: I64Array
 
-    def without(self, seqs: list[int]) -> "_Due":
-        """The messages except ``seqs``."""
-        if not seqs:
-            return self
-        stay = ~np.isin(self.seqs, seqs)
-        return _Due(self.seqs[stay], self.sids[stay], self.sizes[stay], self.times_ns[stay])
-
 
 def expire(state: ShardState, step: Step, command: cmd.Expire) -> Result:
     """Remove the messages of the command, and store the markers that they leave.
 
     Does nothing if one of them is not due: the configuration changed since the leader
     found them.
-    ``more``: the newest message of some subject had to stay; the leader must search again.
     """
     if not command.is_sound():
         return Refused(errors.INTERNAL.code, "the columns of what is due do not agree")
@@ -52,18 +43,13 @@ def expire(state: ShardState, step: Step, command: cmd.Expire) -> Result:
     due = _Due(*deletion.live_messages(state, np.frombuffer(command.seqs, np.int64)))
     if state.config.sealed or not _are_due(state, step, due, rows):
         return Removed(0)
-    last, stay = _newest(state, due, command.previous)
-    due = due.without(stay)
     state.deadlines.drop(rows, step.writes)
-    if stay and len(rows):
-        # The row of a message that stays is gone with the others: it is due again at once.
-        state.deadlines.add(step.now_ns, np.array(stay, np.int64), step.writes)
     if len(due.seqs):
-        names = _marked_subjects(state, due, np.frombuffer(command.marking, np.int64))
-        _remove(state, step, due, last)
+        names = _marked_subjects(state, due, np.frombuffer(command.markers, np.int64))
+        deletion.take_out(state, step, due.seqs, due.sids, due.sizes)
         _store_markers(state, step, names)
         state.write_counters(step.writes)
-    return Removed(len(due.seqs), more=bool(stay))
+    return Removed(len(due.seqs))
 
 
 def _are_due(state: ShardState, step: Step, due: _Due, rows: I64Array) -> bool:
@@ -78,48 +64,16 @@ def _are_due(state: ShardState, step: Step, due: _Due, rows: I64Array) -> bool:
     return bool((old & state.exempt.are_live(due.seqs)).all())
 
 
-def _newest(
-    state: ShardState, due: _Due, previous: dict[int, int]
-) -> tuple[dict[int, int], list[int]]:
-    """New last sequences of subjects that lose theirs, and messages that must stay.
+def _marked_subjects(state: ShardState, due: _Due, markers: I64Array) -> list[str]:
+    """The subjects that get a marker if no message of theirs is left.
 
-    A newest message must stay if its previous message was removed meanwhile: the new last
-    message of its subject is not known here.
+    Not those whose last due message is a marker itself.
     """
-    table = state.subjects
-    sids, counts = np.unique(due.sids, return_counts=True)
-    at = table.numbered.slots(sids)
-    newest = table.last[at]
-    outlived = (table.counts[at] > counts) & np.isin(newest, due.seqs)
-    older = np.array([previous.get(sid, 0) for sid in sids[outlived].tolist()], object)
-    gone = set(due.seqs.tolist()) if len(older) else set()
-    last: dict[int, int] = {}
-    stay: list[int] = []
-    for sid, own, seq in zip(
-        sids[outlived].tolist(), newest[outlived].tolist(), older, strict=True
-    ):
-        # If the leader's finding no longer holds, `apply` must not search: it could read the
-        # whole stream. So the message stays, and the leader searches again.
-        if 0 < seq < own and seq not in gone and state.is_live(seq):
-            last[sid] = seq
-        else:
-            stay.append(own)
-    return last, sorted(stay)
-
-
-def _marked_subjects(state: ShardState, due: _Due, marking: I64Array) -> list[str]:
-    """The subjects of the ``due`` messages that leave a marker if they are the last."""
-    sids = due.sids[np.isin(due.seqs, marking)]
-    return [state.subjects.name(sid) for sid in distinct(sids).tolist()]
-
-
-def _remove(state: ShardState, step: Step, due: _Due, last: dict[int, int]) -> None:
-    counters = state.counters
-    counters.messages -= len(due.seqs)
-    counters.bytes -= int(due.sizes.sum())
-    state.deleted.add_many(due.seqs, step.writes)
-    state.subjects.remove(due.sids, counters.first_seq, step, last)
-    deletion.finish_removal(state, step, due.seqs, due.sids)
+    if state.config.subject_delete_marker_ttl_ns <= 0:
+        return []
+    sids, backwards = np.unique(due.sids[::-1], return_index=True)
+    sids = sids[~np.isin(due.seqs[::-1][backwards], markers)]
+    return [state.subjects.name(sid) for sid in sids.tolist()]
 
 
 def _store_markers(state: ShardState, step: Step, names: list[str]) -> None:

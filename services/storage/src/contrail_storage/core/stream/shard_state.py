@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from contrail_common.model import Compression, DataLoss, StreamConfig, StreamState
 from contrail_common.partition import share
-from contrail_common.texts import I64Array, U32Array
+from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
@@ -196,13 +197,27 @@ class ShardState:
 
     @property
     def pending_recheck(self) -> bool:
-        """Whether messages must be checked, or the last messages of subjects must be found."""
-        return self.counters.keep_from < self.counters.keep_to or bool(self.subjects.unsettled)
+        """Whether messages must be checked: perhaps no consumer needs them."""
+        return self.counters.keep_from < self.counters.keep_to
 
     def is_live(self, seq: int) -> bool:
         """Whether the stream has a message with sequence ``seq`` now."""
         counters = self.counters
         return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
+
+    def are_live(self, seqs: I64Array) -> Mask:
+        """A mask of the ``seqs`` that are messages of the stream now."""
+        if len(seqs) == 1:
+            return np.array([self.is_live(int(seqs[0]))])
+        counters = self.counters
+        live = (seqs >= counters.first_seq) & (seqs <= counters.last_seq)
+        live[live] = self.deleted.are_live(seqs[live])
+        return live
+
+    def last_live(self, subject: str) -> int | None:
+        """The last message of a subject, 0 for none; None if it is not known without a search."""
+        last_seq = self.subjects.last_seq(subject)
+        return last_seq if not last_seq or self.is_live(last_seq) else None
 
     def consumer(self, name: str) -> ConsumerMachine | None:
         """The consumer called ``name``, or None."""
@@ -299,6 +314,7 @@ class ShardState:
         )
         self.dedupe.load(rows(keys.DEDUPE))
         self.deleted.load(rows(keys.DELETED), self.counters.first_seq)
+        self.subjects.lost_last = self.deleted.total > 0
         self.exempt.load(rows(keys.EXEMPT), self.counters.first_seq)
         self.deadlines.load(rows(keys.DEADLINE))
         for _, value in rows(keys.LOSS):

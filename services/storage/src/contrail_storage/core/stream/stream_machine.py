@@ -34,8 +34,6 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.DeleteMessage: deletion.delete,
     cmd.Trim: purge.trim,
     cmd.Remove: purge.remove,
-    cmd.PurgeSubjects: purge.purge_subjects,
-    cmd.FinishRollup: purge.finish_rollup,
     cmd.EnforceLimits: limits.enforce_limits,
     cmd.ExpireAge: limits.expire_age,
     cmd.Expire: expiry.expire,

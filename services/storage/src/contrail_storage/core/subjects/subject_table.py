@@ -1,10 +1,10 @@
 """Subjects of a stream shard: name to number, and first, last and count of each.
 
-``count`` is exact. ``last`` is exact except for the subjects in ``unsettled``: there it is an upper
-bound until a search (``core.stream.removal.last_search``) finds it. ``first`` is a lower bound.
-Only the blocks show which message comes before or after a removed one.
+``count`` is exact. ``last`` is the newest message that was ever stored. If it was removed, only the
+blocks show which one is the newest now, and ``last`` is an upper bound. ``first`` is a lower bound.
 
-In rows the ``last`` of an unsettled subject is negative.
+In rows of version 0.2, a negative ``last`` is an upper bound, and perhaps the sequence of another
+subject's message. It is loaded as `NOT_LIVE`.
 
 A subject gets a number (sid) with its first message and keeps it while it has messages. Numbers
 ascend. After the last one (2^32) they wrap around, in runs that have no number of a live subject.
@@ -22,7 +22,7 @@ that it took (with ``base``): names of subjects that were removed meanwhile are 
 # One module: the arrays, the names and their rows change together, and one object has them.
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, islice
 from typing import Any, Final
 
@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from contrail_common.arrays import distinct
-from contrail_common.texts import I64Array, Texts, U32Array
+from contrail_common.texts import I64Array, Mask, Texts, U32Array
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 from contrail_storage.core.subjects import subject_names
@@ -40,6 +41,10 @@ from contrail_storage.core.subjects.subject_ids import SubjectIds
 from contrail_storage.core.subjects.subject_names import SubjectNames, rank_order
 
 PAGE: Final = 1_024
+NOT_LIVE: Final = INT64_MAX
+"""A last sequence above all others: no message has it."""
+AreLive = Callable[[I64Array], Mask]
+"""Which of some sequences are live messages."""
 PART: Final = 256
 """Subjects of one record of an archive: with the longest names they take 1 MiB."""
 _SLOTS_MIN: Final = 64
@@ -79,10 +84,10 @@ class SubjectTable:
         # By slot; the arrays may be longer than there are slots.
         self._crowded_from = _SLOTS_MIN  # slots; with more, longer arrays are prepared
         self.first = np.zeros(_SLOTS_MIN, np.int64)  # at most the sequence of the first message
-        self.last = np.zeros(_SLOTS_MIN, np.int64)  # the last message, or a bound: see `unsettled`
+        self.last = np.zeros(_SLOTS_MIN, np.int64)  # the newest ever stored
         self.counts = np.zeros(_SLOTS_MIN, np.uint32)  # messages; 0: the slot is dead
-        self.unsettled: set[int] = set()
-        """Numbers of the subjects whose ``last`` is only an upper bound."""
+        self.lost_last = False
+        """Whether a subject may have lost its newest message and kept others. In no row."""
         self._delta_prefix = keys.shard_key(keys.SUBJECT_DELTA, shard_id)  # of the delta rows' keys
         self._dirty_pages: set[int] = set()  # pages whose rows are older than a delta row
         self._delta_bytes = 0  # in the delta rows of these pages
@@ -133,11 +138,11 @@ class SubjectTable:
         return name
 
     def last_of(self, sid: int) -> int:
-        """Sequence of the last message of the subject numbered ``sid``, which must be live."""
+        """The newest message ever stored of the subject numbered ``sid``, which must be live."""
         return int(self.last[self.numbered.slot(sid)])
 
     def last_seq(self, subject: str) -> int:
-        """Sequence of the subject's last message, 0 when it has none."""
+        """The newest message ever stored of a subject with messages, 0 when it has none."""
         sid = self.ids.get(subject)
         return 0 if sid is None else self.last_of(sid)
 
@@ -236,8 +241,6 @@ class SubjectTable:
             self.first[at] = seq
         self.last[at] = seq
         self.counts[at] += 1
-        if self.unsettled:
-            self.unsettled.discard(sid)
         self._delta_of_one(sid, at, step)
         if self.size > self._crowded_from:
             self._trim()
@@ -256,26 +259,12 @@ class SubjectTable:
         self.first[at[fresh][::-1]] = seqs[fresh][::-1]
         self.last[at] = seqs
         np.add.at(self.counts, at, np.uint32(1))
-        if self.unsettled:
-            self.unsettled.difference_update(sids.tolist())
         self._delta(at[self.last[at] == seqs], step)
         if self.size > self._crowded_from:
             self._trim()
 
-    def remove(
-        self,
-        sids: U32Array,
-        floor_seq: int,
-        step: Step,
-        last: Mapping[int, int] | None = None,
-    ) -> None:
-        """Remove messages, one per element of ``sids``. No live message is below ``floor_seq``.
-
-        ``last`` has the new last sequences, by number, of subjects that lose their last message and
-        have others.
-        """
-        for sid, seq in (last or {}).items():
-            self.last[self.numbered.slot(sid)] = seq
+    def remove(self, sids: U32Array, floor_seq: int, step: Step) -> None:
+        """Remove messages, one per element of ``sids``. No live message is below ``floor_seq``."""
         touched, counts = np.unique(self.numbered.slots(sids), return_counts=True)
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
@@ -283,7 +272,9 @@ class SubjectTable:
         self._delta(touched, step)
         self._trim()
 
-    def remove_oldest(self, sids: U32Array, first: I64Array, gone: U32Array, step: Step) -> None:
+    def remove_oldest(
+        self, sids: U32Array, first: I64Array, gone: U32Array, step: Step, are_live: AreLive
+    ) -> None:
         """Remove the oldest messages of ``sids``. ``gone`` has one number for each message.
 
         ``first`` are the new lower bounds of the first sequences of ``sids``.
@@ -294,26 +285,30 @@ class SubjectTable:
         self.first[at] = np.maximum(self.first[at], first)
         self.counts[touched] -= counts.astype(np.uint32)
         self._forget(touched[self.counts[touched] == 0], step.writes)
-        self._note_only(touched)
+        self._note_only(touched, are_live)
         changed = np.union1d(touched, moved)
         if len(changed):
             self._delta(changed, step)
         self._trim()
 
-    def _note_only(self, touched: I64Array) -> None:
+    def _note_only(self, touched: I64Array, are_live: AreLive) -> None:
         """Set ``first`` of the ``touched`` subjects whose only message is their last."""
         alone = touched[self.counts[touched] == 1]
-        if self.unsettled:
-            alone = alone[~np.isin(self.numbered.numbers(alone), list(self.unsettled))]
+        alone = alone[are_live(self.last[alone])]
         self.first[alone] = self.last[alone]
 
     def take_out(
-        self, sids: U32Array, seqs: I64Array, floor_seq: int, step: Step, *, oldest: bool = False
-    ) -> list[int]:
+        self,
+        sids: U32Array,
+        seqs: I64Array,
+        floor_seq: int,
+        step: Step,
+        oldest: AreLive | None = None,
+    ) -> None:
         """Remove messages anywhere, given with a subject number and a sequence for each.
 
-        No live message is below ``floor_seq``. ``oldest``: each subject loses its oldest messages.
-        Returns the subjects that lost their last message and have others; they are unsettled now.
+        No live message is below ``floor_seq``. ``oldest`` is given if all subjects lose their
+        oldest messages.
         """
         at = self.numbered.slots(sids)
         touched, counts = np.unique(at, return_counts=True)
@@ -324,49 +319,24 @@ class SubjectTable:
         self.counts[touched] -= counts.astype(np.uint32)
         self.first[touched] = np.maximum(self.first[touched], floor_seq)
         self._forget(touched[self.counts[touched] == 0], step.writes)
-        lost: list[int] = self.numbered.numbers(newest[self.counts[newest] > 0]).tolist()
-        self.unsettled.update(lost)
+        self.lost_last |= bool(self.counts[newest].any())
         if oldest:
-            self._note_only(touched)
+            self._note_only(touched, oldest)
         self._delta(touched, step)
         self._trim()
-        return lost
 
-    def take_out_one(self, sid: int, seq: int, floor_seq: int, step: Step) -> list[int]:
+    def take_out_one(self, sid: int, seq: int, floor_seq: int, step: Step) -> None:
         """As :meth:`take_out`, for one message: arrays of one cost several times more."""
         at = self.numbered.slot(sid)
         left = int(self.counts[at]) - 1
         first = int(self.first[at])
         self.counts[at] = left
         self.first[at] = max(first + (first == seq), floor_seq)
-        lost: list[int] = []
         if not left:
             self._forget_one(at, sid, step.writes)
         elif int(self.last[at]) == seq:
-            lost.append(sid)
-            self.unsettled.add(sid)
+            self.lost_last = True
         self._delta_of_one(sid, at, step)
-        self._trim()
-        return lost
-
-    def settle(self, sids: I64Array, last: I64Array, found: int, step: Step) -> None:
-        """Set ``last`` of unsettled subjects. It is exact for the first ``found``, else a bound."""
-        self.unsettled.difference_update(sids[:found].tolist())
-        at = self.numbered.slots(sids)
-        self.last[at] = last
-        self._delta(at, step)
-
-    def remove_one(self, sid: int, seq: int, previous_seq: int, step: Step) -> None:
-        """Remove the message ``seq``; ``previous_seq`` is the last older one of its subject."""
-        at = self.numbered.slot(sid)
-        self.counts[at] -= 1
-        if self.counts[at] == 0:
-            self._forget_one(at, sid, step.writes)
-        elif self.last[at] == seq:
-            self.last[at] = previous_seq
-        elif self.first[at] == seq:
-            self.first[at] = seq + 1
-        self._delta(np.array([at]), step)
         self._trim()
 
     def clear(self, writes: Writes) -> None:
@@ -376,7 +346,6 @@ class SubjectTable:
         self._drop_columns()
         self._use_names(self.numbered.emptied())
         self._dropped += self.ids.clear()
-        self.unsettled.clear()
         self._make_arrays()
         self._dead = 0
         # Keeps the next number above all earlier ones over a restart.
@@ -397,7 +366,6 @@ class SubjectTable:
         name = self.numbered.texts.at(at)
         assert name is not None
         self.ids.remove(name, sid)
-        self.unsettled.discard(sid)
         # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
         self._name_rows.note_dead(sid)
@@ -470,7 +438,7 @@ class SubjectTable:
             (
                 sids.tobytes(),
                 self.first[touched].tobytes(),
-                self._stored_last(touched).tobytes(),
+                self.last[touched].tobytes(),
                 self.counts[touched].tobytes(),
             )
         )
@@ -480,9 +448,7 @@ class SubjectTable:
             self._layout.follow(self._columns, touched)
 
     def _delta_of_one(self, sid: int, at: int, step: Step) -> None:
-        last = int(self.last[at])
-        last = -last if sid in self.unsettled else last
-        row = _ONE.pack(sid, int(self.first[at]), last, int(self.counts[at]))
+        row = _ONE.pack(sid, int(self.first[at]), int(self.last[at]), int(self.counts[at]))
         self._dirty_pages.add(sid // PAGE)
         self._write_delta(row, step)
         if self._layout is not None:
@@ -510,14 +476,6 @@ class SubjectTable:
             self._delta_bytes = self._delta_rows = 0
         if self._folding:
             self._fold(step.writes)
-
-    def _stored_last(self, at: I64Array) -> I64Array:
-        last = self.last[at]
-        if self.unsettled:
-            for position, sid in enumerate(self.numbered.numbers(at).tolist()):
-                if sid in self.unsettled:
-                    last[position] = -last[position]
-        return last
 
     def _fold(self, writes: Writes) -> None:
         """Write some of the pages, and remove the delta rows once all are written.
@@ -573,7 +531,7 @@ class SubjectTable:
 
     def _row(self, at: I64Array) -> bytes:
         sids = self.numbered.numbers(at).astype(np.uint32)
-        columns = sids, self.first[at], self._stored_last(at), self.counts[at]
+        columns = sids, self.first[at], self.last[at], self.counts[at]
         return b"".join([column.tobytes() for column in columns])
 
     def recount(self, first: I64Array, last: I64Array, counts: U32Array, writes: Writes) -> None:
@@ -581,7 +539,6 @@ class SubjectTable:
         self._delete_rows(writes)
         size = self.size
         self.first[:size], self.last[:size], self.counts[:size] = first, last, counts
-        self.unsettled.clear()
         self._lay_out()
         self.ids.clear()
         for sid, name in self.live():
@@ -608,6 +565,7 @@ class SubjectTable:
 
     def restore(self, row: bytes, names: list[str], writes: Writes) -> None:
         """Add subjects of another table; their numbers are above all numbers here."""
+        self.lost_last = True
         sids = np.frombuffer(row, np.uint32, len(names))
         numbered = self.numbered if self.size else SubjectNames(int(sids[0]))
         self._use_names(numbered.extended(sids.astype(np.int64), names))
@@ -699,8 +657,8 @@ class SubjectTable:
             for sid, first, last, held in zip(*columns, strict=True):
                 at = self.numbered.slot(sid)
                 if 0 <= at < self.size:
-                    self.first[at], self.last[at], self.counts[at] = first, abs(last), held
-                    (self.unsettled.add if last < 0 else self.unsettled.discard)(sid)
+                    self.first[at], self.counts[at] = first, held
+                    self.last[at] = NOT_LIVE if last < 0 else last
         return np.array(found, np.uint32)
 
     def _load_rows(self, rows: Iterable[bytes]) -> U32Array:
@@ -720,13 +678,9 @@ class SubjectTable:
         # Delta rows may be of subjects that died later. These have neither a name nor a slot.
         kept = (at >= 0) & (at < self.size)
         at = at[kept]
-        if self.unsettled:
-            self.unsettled.difference_update(sids[kept].tolist())
         # Assignment with repeated indexes keeps the last value: that of the latest row.
-        self.first[at], self.last[at], self.counts[at] = first[kept], last[kept], counts[kept]
-        unsettled = at[self.last[at] < 0]
-        self.unsettled.update(self.numbered.numbers(unsettled).tolist())
-        self.last[unsettled] = np.abs(self.last[unsettled])
+        self.first[at], self.counts[at] = first[kept], counts[kept]
+        self.last[at] = np.where(last < 0, NOT_LIVE, last)[kept]
         return sids
 
 

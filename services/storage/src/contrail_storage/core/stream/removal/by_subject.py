@@ -18,8 +18,8 @@ REMOVED_MAX: Final = 20_000
 
 
 @dataclass(slots=True)
-class Oldest:
-    """Messages to remove, ascending; the search covered everything below ``searched_to``.
+class _Oldest:
+    """Messages to remove, ascending.
 
     ``first`` has a lower bound of the first remaining sequence of each requested subject.
     """
@@ -27,20 +27,16 @@ class Oldest:
     seqs: I64Array
     sids: U32Array
     sizes: I64Array
-    searched_to: int
     first: I64Array
 
 
-def remove_oldest(
-    state: ShardState, step: Step, sids: U32Array, quota: I64Array, messages_max: int
-) -> int:
+def remove_oldest(state: ShardState, step: Step, sids: U32Array, quota: I64Array) -> int:
     """Remove the ``quota`` oldest messages of each of ``sids`` (ascending); return how many.
 
-    It removes fewer if there are more than ``messages_max``, or if they are too far apart. The
-    next call then continues where this one ended.
+    It removes fewer if there are more than REMOVED_MAX, or if they are too far apart.
     """
-    oldest = find_oldest(state, sids, quota, state.counters.last_seq + 1, messages_max)
-    remove_found(state, step, oldest, sids)
+    oldest = _find_oldest(state, sids, quota)
+    _remove_found(state, step, oldest, sids)
     return len(oldest.seqs)
 
 
@@ -51,27 +47,24 @@ def sizes_of_oldest(state: ShardState, quota: dict[int, int]) -> dict[int, list[
     """
     sids = np.array(sorted(quota), np.uint32)
     counts = np.array([quota[sid] for sid in sids.tolist()], np.int64)
-    oldest = find_oldest(state, sids, counts, state.counters.last_seq + 1, REMOVED_MAX)
+    oldest = _find_oldest(state, sids, counts)
     found: dict[int, list[int]] = {sid: [] for sid in quota}
     for sid, size in zip(oldest.sids.tolist(), oldest.sizes.tolist(), strict=True):
         found[sid].append(size)
     return found
 
 
-def find_oldest(
-    state: ShardState, sids: U32Array, quota: I64Array, to_seq: int, messages_max: int
-) -> Oldest:
-    """The ``quota`` oldest messages of each of ``sids`` (ascending) below ``to_seq``."""
+def _find_oldest(state: ShardState, sids: U32Array, quota: I64Array) -> _Oldest:
+    """The ``quota`` oldest messages of each of ``sids`` (ascending)."""
     table = state.subjects
     # Lower bounds of the first sequences. They are raised to where this search ends, so that no
     # search reads the same blocks again.
     first = table.first[table.numbered.slots(sids)].copy()
     seq = max(int(first.min()), state.counters.first_seq)
-    to_seq = min(to_seq, state.counters.last_seq + 1)
-    stop_seq = min(to_seq, seq + SEARCH_SEQS)
+    stop_seq = min(state.counters.last_seq + 1, seq + SEARCH_SEQS)
     left, wanted = quota.copy(), SubjectSet(sids)
     parts: list[tuple[I64Array, U32Array, I64Array]] = []
-    messages_left = messages_max
+    messages_left = REMOVED_MAX
     while messages_left > 0 and left.any():
         # Only live messages are sure to be in a block, so facts are requested only for them.
         seq = min(state.deleted.next_live(seq, stop_seq), stop_seq)
@@ -92,19 +85,17 @@ def find_oldest(
     # A subject whose quota is met may have more messages before the end of the search.
     unsatisfied = left > 0
     first[unsatisfied] = np.maximum(first[unsatisfied], seq)
-    if not unsatisfied.any():
-        seq = to_seq
     if not parts:
         nothing = np.zeros(0, np.int64)
-        return Oldest(nothing, np.zeros(0, np.uint32), nothing, seq, first)
+        return _Oldest(nothing, np.zeros(0, np.uint32), nothing, first)
     seqs, gone, sizes = (np.concatenate(each) for each in zip(*parts, strict=True))
     np.maximum.at(first, np.searchsorted(sids, gone), seqs + 1)
-    return Oldest(seqs, gone, sizes, seq, first)
+    return _Oldest(seqs, gone, sizes, first)
 
 
-def remove_found(state: ShardState, step: Step, oldest: Oldest, sids: U32Array) -> None:
+def _remove_found(state: ShardState, step: Step, oldest: _Oldest, sids: U32Array) -> None:
     """Remove ``oldest``, the oldest messages of ``sids``; the subjects' bounds move either way."""
-    state.subjects.remove_oldest(sids, oldest.first, oldest.sids, step)
+    state.subjects.remove_oldest(sids, oldest.first, oldest.sids, step, state.are_live)
     if not len(oldest.seqs):
         return
     state.counters.messages -= len(oldest.seqs)

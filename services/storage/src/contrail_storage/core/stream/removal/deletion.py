@@ -9,7 +9,6 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import Gone
 from contrail_storage.core.results import Refused, Removed, Result, Step, Writes
 from contrail_storage.core.stream.removal import head
-from contrail_storage.core.stream.removal.last_search import APPLY_SEQS, search_last
 from contrail_storage.core.stream.shard_state import ShardState
 
 
@@ -23,32 +22,16 @@ def delete(state: ShardState, step: Step, command: cmd.DeleteMessage) -> Result:
     seq = command.seq
     if not state.is_live(seq):
         return Refused(errors.SEQUENCE_NOT_FOUND.code, f"sequence {seq} not found")
-    # The command comes from the log: a wrong one must not make the table inconsistent.
-    if not 0 <= command.previous_seq < seq:
-        return Refused(errors.INTERNAL.code, "the previous message is not before the message")
     facts = state.facts_at(seq)
-    at = seq - facts.base_seq
-    seqs = np.array([seq])
-    state.counters.messages -= 1
-    state.counters.bytes -= int(facts.sizes[at])
-    state.deleted.add_many(seqs, step.writes)
-    sid = int(facts.subject_ids[at])
-    state.subjects.remove_one(sid, seq, command.previous_seq, step)
-    if config.retention != "limits":
-        # An ack may have removed the previous message since the leader found it.
-        _check_last(state, step, sid)
-    finish_removal(state, step, seqs, np.array([sid], np.uint32))
-    forget_replaced(state)
+    at = slice(seq - facts.base_seq, seq - facts.base_seq + 1)
+    take_out(state, step, np.array([seq]), facts.subject_ids[at], facts.sizes[at])
     state.write_counters(step.writes)
     return Removed(1)
 
 
 def live_among(state: ShardState, seqs: I64Array) -> NDArray[np.intp]:
     """Positions of the live messages of ``seqs``, which ascend."""
-    counters = state.counters
-    at = np.flatnonzero((seqs >= counters.first_seq) & (seqs <= counters.last_seq))
-    found: NDArray[np.intp] = at[state.deleted.are_live(seqs[at])]
-    return found
+    return np.flatnonzero(state.are_live(seqs))
 
 
 def live_messages(
@@ -91,10 +74,9 @@ def take_out(
     finish_removal(state, step, seqs, sids)
     table, floor_seq = state.subjects, state.counters.first_seq
     if len(seqs) == 1 and not oldest:
-        lost = table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, step)
+        table.take_out_one(int(sids[0]), int(seqs[0]), floor_seq, step)
     else:
-        lost = table.take_out(sids, seqs, floor_seq, step, oldest=oldest)
-    search_last(state, step, lost, APPLY_SEQS)
+        table.take_out(sids, seqs, floor_seq, step, state.are_live if oldest else None)
     forget_replaced(state)
 
 
@@ -132,12 +114,3 @@ def forget_replaced(state: ShardState) -> None:
     counters, known = state.counters, state.subjects.ids
     if counters.replaced:
         counters.replaced = {name: seq for name, seq in counters.replaced.items() if name in known}
-
-
-def _check_last(state: ShardState, step: Step, sid: int) -> None:
-    """Search the last message of ``sid`` if the one that the table has is not live."""
-    table = state.subjects
-    slot = table.numbered.slot(sid)
-    if slot >= 0 and table.counts[slot] and not state.is_live(int(table.last[slot])):
-        table.unsettled.add(sid)
-        search_last(state, step, [sid], APPLY_SEQS)

@@ -23,7 +23,6 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import Removed, Step, Writes
 from contrail_storage.core.stream.coverage import Coverage
 from contrail_storage.core.stream.removal import by_subject, deletion, purge
-from contrail_storage.core.stream.removal.last_search import ALONE_SEQS, search_last
 from contrail_storage.core.stream.shard_state import ShardState
 
 CHECKS_MAX: Final = 50_000
@@ -184,12 +183,10 @@ def recheck_given_up(state: ShardState, consumer: ConsumerMachine, writes: Write
 
 
 def enforce_interest(state: ShardState, step: Step, command: cmd.EnforceInterest) -> Removed:
-    """Find last messages of subjects first, as a publish may wait; else check a slice."""
-    counters, unsettled = state.counters, state.subjects.unsettled
+    """Check a slice of the noted range."""
+    counters = state.counters
     messages = counters.messages
-    if unsettled:
-        search_last(state, step, list(unsettled), ALONE_SEQS)
-    elif counters.keep_from < counters.keep_to:
+    if state.pending_recheck:
         _check_slice(state, step, command.messages_max)
     return Removed(messages - counters.messages, state.pending_recheck)
 

@@ -14,8 +14,6 @@ from contrail_storage.core.results import Removed, Result, Step
 from contrail_storage.core.stream.removal import by_subject, head
 from contrail_storage.core.stream.shard_state import ShardState
 
-_SUBJECTS_MAX: Final = 4_096
-"""Subjects whose messages one command removes."""
 _COUNT_MAX: Final = 0xFFFF_FFFF
 """The highest count that the subject table can store."""
 
@@ -27,7 +25,7 @@ def enforce(state: ShardState, step: Step, config: StreamConfig, sids: U32Array)
     """
     if config.max_msgs_per_subject >= 0:
         most = min(config.max_msgs_per_subject, _COUNT_MAX)
-        _enforce_of_subjects(state, step, distinct(sids), most, by_subject.REMOVED_MAX)
+        _enforce_of_subjects(state, step, distinct(sids), most)
     if state.is_over(config):
         _evict(state, step, config, state.counters.messages)
 
@@ -36,18 +34,10 @@ def enforce_limits(state: ShardState, step: Step, command: cmd.EnforceLimits) ->
     """Remove a slice of the messages over the limits of the stream."""
     config = state.shard_config
     removed = _evict(state, step, config, command.messages_max)
-    if command.by_subject and config.max_msgs_per_subject >= 0:
-        table, most = state.subjects, min(config.max_msgs_per_subject, _COUNT_MAX)
-        over = np.flatnonzero(table.counts[: table.size] > most)[:_SUBJECTS_MAX]
-        over = table.numbered.numbers(over)
-        over.sort()
-        messages_max = command.messages_max - removed
-        removed += _enforce_of_subjects(state, step, over.astype(np.uint32), most, messages_max)
     recheck_subjects(state)
     if removed:
         state.write_counters(step.writes)
-    more = state.over_limits if command.by_subject else state.is_over(config)
-    return Removed(removed, more)
+    return Removed(removed, state.is_over(config))
 
 
 def among_excess(state: ShardState, sids: U32Array) -> NDArray[np.intp]:
@@ -125,16 +115,12 @@ def _evict(state: ShardState, step: Step, config: StreamConfig, messages_max: in
     return removed
 
 
-def _enforce_of_subjects(
-    state: ShardState, step: Step, sids: U32Array, most: int, messages_max: int
-) -> int:
+def _enforce_of_subjects(state: ShardState, step: Step, sids: U32Array, most: int) -> None:
     """Remove the oldest of each of ``sids`` (ascending) that has more than ``most``."""
     table = state.subjects
     excess = table.counts[table.numbered.slots(sids)].astype(np.int64) - most
     over = excess > 0
-    if not over.any():
-        return 0
-    removed = by_subject.remove_oldest(state, step, sids[over], excess[over], messages_max)
-    # What is left over is for `EnforceLimits` commands, which the leader proposes then.
-    state.subjects_over |= removed < int(excess[over].sum())
-    return removed
+    if over.any():
+        removed = by_subject.remove_oldest(state, step, sids[over], excess[over])
+        # The leader finds what is left over, and proposes `Remove` commands.
+        state.subjects_over |= removed < int(excess[over].sum())

@@ -1,7 +1,5 @@
 """Purges of the stream and of subjects, and removals of messages that a roll-up replaces."""
 
-import numpy as np
-
 from contrail_common import errors
 from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import commands as cmd
@@ -56,16 +54,6 @@ def remove(state: ShardState, step: Step, command: cmd.Remove) -> Result:
     return Removed(len(at))
 
 
-def purge_subjects(state: ShardState, step: Step, command: cmd.PurgeSubjects) -> Result:
-    """Purge a slice of the messages of some subjects below a sequence."""
-    # The keys of these messages are destroyed. Nobody can read them any more, whatever the
-    # configuration says now.
-    refused = None if command.shredded else _refused(state)
-    if refused is not None:
-        return refused
-    return _purge(state, step, command.subjects, command.to_seq, command.messages_max, command.keep)
-
-
 def purge_all(state: ShardState, writes: Writes) -> int:
     """Remove all messages in one step, however many; return their number."""
     counters = state.counters
@@ -96,53 +84,12 @@ def replace_older(
     if not older.any():
         return
     sids, quota, below = sids[older], quota[older], below[older]
-    removed = by_subject.remove_oldest(state, step, sids, quota, by_subject.REMOVED_MAX)
+    removed = by_subject.remove_oldest(state, step, sids, quota)
     if removed < int(quota.sum()):
         # By name and in the counters: later entries continue, also after a restart and after the
         # number has become another one.
         names = [state.subjects.name(sid) for sid in sids.tolist()]
         state.counters.replaced |= dict(zip(names, below.tolist(), strict=True))
-
-
-def finish_rollup(state: ShardState, step: Step, command: cmd.FinishRollup) -> Result:
-    """Remove a slice of the messages that a roll-up replaced."""
-    to_seq = state.counters.replaced.get(command.subject)
-    if to_seq is None:
-        return Removed(0)
-    removed = _purge(state, step, [command.subject], to_seq, command.messages_max)
-    if not removed.more:
-        state.counters.replaced.pop(command.subject, None)
-        state.write_counters(step.writes)
-    return removed
-
-
-def _purge(
-    state: ShardState,
-    step: Step,
-    subjects: list[str],
-    to_seq: int,
-    messages_max: int,
-    keep: int = 0,
-) -> Removed:
-    table = state.subjects
-    known = {sid for name in subjects if (sid := table.ids.get(name)) is not None}
-    sids = np.array(sorted(known), np.uint32)
-    sids = sids[table.first[table.numbered.slots(sids)] < to_seq]
-    if not len(sids):
-        return Removed(0)
-    # Counted when the command is applied, so that `keep` holds with messages that came meanwhile.
-    quota = table.counts[table.numbered.slots(sids)].astype(np.int64)
-    excess = int(quota.sum()) - keep
-    if excess <= 0:
-        return Removed(0)
-    most = min(messages_max, by_subject.REMOVED_MAX, excess)
-    oldest = by_subject.find_oldest(state, sids, quota, to_seq, most)
-    by_subject.remove_found(state, step, oldest, sids)
-    state.write_counters(step.writes)
-    end_seq = min(to_seq, state.counters.last_seq + 1)
-    # With `keep`, messages below `to_seq` remain on purpose: the search may have ended among them.
-    left = not keep or len(oldest.seqs) < excess
-    return Removed(len(oldest.seqs), left and oldest.searched_to < end_seq)
 
 
 def _first_of_newest(state: ShardState, count: int) -> int:
