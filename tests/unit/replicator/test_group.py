@@ -15,6 +15,7 @@ from contrail_replicator import (
     NullTransport,
     RaftGroup,
 )
+from contrail_replicator.messages import Append, MessageRefusedError
 from contrail_storage.wal import LogOptions, NodeLog
 from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
@@ -417,3 +418,27 @@ def test_follower_of_a_group_of_three_does_not_lead_alone() -> None:
         trio.tick()
     assert not trio.is_leader
     member.close()
+
+
+def test_entry_that_is_not_what_was_proposed_is_not_logged(tmp_path: Path) -> None:
+    log = NodeLog.open(tmp_path / "wal", options=OPTIONS)
+    group = RaftGroup(
+        group_id=1,
+        node_id="a",
+        peers=["b", "c"],
+        log=log,
+        transport=NullTransport(),
+        applied_index=0,
+        on_commit=lambda _entry: True,
+        on_role=lambda _leads: None,
+        on_lost=lambda _contexts: None,
+        is_sound=lambda data: data != b"rotten",
+    )
+    group.start()
+    with pytest.raises(MessageRefusedError, match="not what was proposed"):
+        group.receive("b", Append(1, 1, 0, 0, 0, ((1, b"first"), (1, b"rotten"))))
+    assert group.last_index == 0
+    group.receive("b", Append(1, 1, 0, 0, 0, ((1, b"first"), (1, b"sound"))))
+    assert group.last_index == 2
+    group.stop()
+    log.close()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.messages import SUSPECT, Message, MessageRefusedError
+from contrail_replicator.messages import SUSPECT, Append, Message, MessageRefusedError
 from contrail_replicator.ports import (
     JournalLog,
     MemberLog,
@@ -87,23 +87,24 @@ class RaftGroup:
         on_replaced: Callable[[list[object]], None] | None = None,
         on_needs_snapshot: Callable[[str], None] = lambda _peer: None,
         member_log: MemberLog | None = None,
+        is_sound: Callable[[bytes], bool] = lambda _data: True,
         clock: Callable[[], float] | None = None,
         timings: Timings = _DEFAULT_TIMINGS,
     ) -> None:
         """Read the group's log. `peers` are the other members' ids.
 
         `member_log` is needed in a group of several members, to read what has left the memory and
-        to keep flags. Without `on_replaced`, `on_lost` gets its contexts too. Raises LogGapError if
-        entries are missing between `applied_index` and the log.
+        to keep flags. `is_sound` says whether an entry may be logged. Without `on_replaced`,
+        `on_lost` gets its contexts too. Raises LogGapError if entries before the log are missing.
         """
         self._group_id = group_id  # all members use the same number
         self._log = log  # the node's log, shared with its other groups
-        # Sends to the peers, and calls `receive` and `link_changed`.
-        self._transport = transport
+        self._transport = transport  # to the peers; it calls `receive` and `link_changed`
         # Gets a committed entry, and returns whether it takes the next one now. Like the others,
         # only `_settle` and its helpers call it, outside the core, because a callback may propose.
         self._on_commit = on_commit
         self._on_role = on_role  # learns that this node leads, or no longer does
+        self._is_sound = is_sound  # says whether a leader's entry may be logged
         self._on_lost = on_lost  # gets the contexts of proposals with an unknown outcome
         self._on_replaced = on_replaced or on_lost  # those of proposals that never will be
         self._peers = frozenset(peers) - {node_id}  # the other members
@@ -112,8 +113,7 @@ class RaftGroup:
         self._clock = clock = clock or (time.monotonic if self._alone else _awake_clock)
         self._outcome_s = timings.outcome_s  # for how long a former leader waits for outcomes
         self._unknown_at: float | None = None  # when that ends; None while it leads
-        # Applied entries that stay in memory for followers that lag a little.
-        self._tail_bytes = 0 if self._alone else _TAIL_BYTES
+        self._tail_bytes = 0 if self._alone else _TAIL_BYTES  # kept in memory for followers
         self._running = False  # not before `start`, after `stop`, and while the log fails
         self._stopped = False  # whether `stop` was called
         self._paused = False  # True from an `on_commit` that returned False until `resume`
@@ -265,6 +265,12 @@ class RaftGroup:
         if message.term > self._core.term() + TERM_LEAP_MAX:
             raise MessageRefusedError(
                 f"group {self._group_id}: {peer} speaks of term {message.term}; it is {self.term}"
+            )
+        # Before the log has them: a bit that flips in the leader's memory must not reach all logs.
+        entries = message.entries if isinstance(message, Append) else ()
+        if not all(self._is_sound(data) for _, data in entries):
+            raise MessageRefusedError(
+                f"group {self._group_id}: {peer} sent an entry that is not what was proposed"
             )
         if self._running:
             self._core.receive(peer, message)

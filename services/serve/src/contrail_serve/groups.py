@@ -5,6 +5,8 @@ from typing import Any
 
 from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
 from contrail_replicator.transport import NullTransport
+from contrail_serve.member_log import NodeMemberLog
+from contrail_storage.core.entry_codec import is_sound
 from contrail_storage.replica.raft_port import Committed, Group
 from contrail_storage.wal.node_log import NodeLog
 
@@ -32,7 +34,7 @@ class SingleMemberGroups:
         on_replaced: Callable[[list[object]], None],
     ) -> Group:
         """Return a group with one member over ``log``, applied up to ``applied_index``."""
-        return RaftGroup(
+        group = RaftGroup(
             group_id=group_id,
             node_id=node_id,
             peers=peers,
@@ -43,7 +45,12 @@ class SingleMemberGroups:
             on_role=on_role,
             on_lost=on_lost,
             on_replaced=on_replaced,
+            member_log=NodeMemberLog(log) if peers else None,
+            is_sound=is_sound,
         )
+        if peers:
+            log.keep_tail(group_id)
+        return group
 
 
 __all__ = ["Committed", "SingleMemberGroups"]
