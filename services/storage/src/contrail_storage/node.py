@@ -128,7 +128,6 @@ class StorageNode:
             self.log_time_ns,
             self.membership.role_changed,
             self.fail,
-            lambda: self.fatal.done(),  # noqa: PLW0108 - made by `_start`
         )
         self.healing = Healing(self)
         self.begun = False
@@ -477,7 +476,7 @@ class StorageNode:
     def fail(self, reason: str) -> None:
         """Fail-stop: refuse all requests, and ask the owner to end the process."""
         self._defect = self._defect or reason
-        self._ready = False
+        self._ready, self.groups.failed = False, True
         self._write_seen.set()
         if not self.fatal.done():
             self.fatal.set_result(reason)

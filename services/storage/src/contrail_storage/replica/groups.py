@@ -32,7 +32,6 @@ class Groups(Mapping[int, Group]):
         log_time_ns: Callable[[], int],
         on_role: Callable[[int, bool], None],
         fail: Callable[[str], None],
-        has_failed: Callable[[], bool],
     ) -> None:
         self.node_id = node_id
         """The name of this node as a member."""
@@ -47,8 +46,8 @@ class Groups(Mapping[int, Group]):
         self._on_role = on_role
         # Stops the node, for the reason given, if an entry cannot be applied.
         self._fail = fail
-        # Whether the node is stopping for such a reason. Then no later entry may be applied.
-        self._has_failed = has_failed
+        self.failed = False
+        """Whether the node stops for such a reason. Then no later entry may be applied."""
         self._groups: dict[int, Group] = {}
 
     def __getitem__(self, number: int) -> Group:
@@ -125,7 +124,7 @@ class Groups(Mapping[int, Group]):
         used_s = 0.0
         own = entry.context if isinstance(entry.context, EntryContext) else None
         # No entry may be skipped: later entries would be applied to a different state.
-        if not self._has_failed():
+        if not self.failed:
             begun = perf_counter()
             try:
                 self._applier.apply(number, entry.index, entry.term, entry.data, own)
@@ -134,7 +133,7 @@ class Groups(Mapping[int, Group]):
                 _log.exception("entry_not_applied", group=number, index=entry.index)
                 self._fail(f"entry {entry.index} of group {number}: {error!r}")
         if own is not None:
-            if self._has_failed():
+            if self.failed:
                 own.unknown()
             self.proposers[number].settled()
         return self._pace.may_go_on(self._groups[number], used_s)
