@@ -41,10 +41,11 @@ class Load:
     Call `prepare` and `start`, then `finish`.
     """
 
-    def __init__(self, urls: Sequence[str], seed: int) -> None:
+    def __init__(self, urls: Sequence[str], seed: int, replicas: int = 1) -> None:
         self.journal = Journal()
         self.errors: list[BaseException] = []
         self._urls = itertools.cycle(urls)
+        self._replicas = replicas
         self._publishing = threading.Event()
         self._consuming = threading.Event()
         self._serving = threading.Event()
@@ -60,7 +61,7 @@ class Load:
     def prepare(self) -> None:
         """Create the stream and its consumers."""
         with Contrail(next(self._urls)) as client:
-            client.ensure_stream(STREAM, {"subjects": ["load.>"]})
+            client.ensure_stream(STREAM, {"subjects": ["load.>"], "num_replicas": self._replicas})
             client.ensure_consumer(STREAM, ALL, {"ack_wait": ACK_WAIT})
             client.ensure_consumer(
                 STREAM,

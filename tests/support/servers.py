@@ -150,19 +150,29 @@ class ServerProcess(Process):
 
 
 class SplitServers:
-    """One storage process, two apis and two gateways; requests go to the edges in turn."""
+    """One or more storage nodes, two apis and two gateways; requests go to the edges in turn."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, nodes: int = 1, **settings: Any) -> None:
         common = {"cluster_secret": SECRET, **settings}
-        link_port = free_port()
+        links = [free_port() for _ in range(nodes)]
         ports = {"api": (free_port(), free_port()), "gateway": (free_port(), free_port())}
-        edge = {**common, "storage": f"{HOST}:{link_port}"}
+        edge = {**common, "storage": _joined(links)}
         peers = {"apis": _joined(ports["api"]), "gateways": _joined(ports["gateway"])}
         folder.mkdir(parents=True, exist_ok=True)
-        data_dir = folder / "data"
-        self.storage = Process(
-            "storage", folder / "storage.log", data_dir=data_dir, link_port=link_port, **common
-        )
+        names = [f"n{number}" for number in range(1, nodes + 1)]
+        among = {"peers": ",".join(f"{name}={HOST}:{free_port()}" for name in names)}
+        self.storages = [
+            Process(
+                "storage",
+                folder / f"{name}.log",
+                data_dir=folder / name,
+                link_port=link_port,
+                node=name,
+                **(among if nodes > 1 else {}),
+                **common,
+            )
+            for name, link_port in zip(names, links, strict=True)
+        ]
         self.apis = [
             Process("api", folder / f"api{port}.log", port=port, gateways=peers["gateways"], **edge)
             for port in ports["api"]
@@ -174,6 +184,11 @@ class SplitServers:
         self._turns = itertools.cycle(range(4))
 
     @property
+    def storage(self) -> Process:
+        """The storage node, or the first."""
+        return self.storages[0]
+
+    @property
     def edges(self) -> list[Process]:
         """The processes with the public interface: api and gateway alternate."""
         pairs = zip(self.apis, self.gateways, strict=True)
@@ -181,7 +196,7 @@ class SplitServers:
 
     @property
     def processes(self) -> list[Process]:
-        return [self.storage, *self.edges]
+        return [*self.storages, *self.edges]
 
     @property
     def url(self) -> str:

@@ -75,7 +75,11 @@ def test_duplicate_window_defaults_to_two_minutes_but_not_beyond_max_age() -> No
         ({"duplicate_window_ns": -1}, "/duplicate_window"),
         ({"duplicate_window_ns": 99 * NS_PER_MS}, "/duplicate_window"),
         ({"duplicate_window_ns": 2 * NS_PER_S, "max_age_ns": NS_PER_S}, "/duplicate_window"),
+        ({"num_replicas": 2}, "/num_replicas"),
+        ({"num_replicas": 4}, "/num_replicas"),
         ({"num_replicas": 6}, "/num_replicas"),
+        ({"num_replicas": 3, "storage": "memory"}, "/num_replicas"),
+        ({"num_replicas": 3, "erasure": "subject_key"}, "/num_replicas"),
         ({"first_seq": -1}, "/first_seq"),
         ({"subject_delete_marker_ttl_ns": -1}, "/subject_delete_marker_ttl"),
         ({"subject_delete_marker_ttl_ns": NS_PER_S - 1}, "/subject_delete_marker_ttl"),
@@ -117,10 +121,9 @@ def test_subjects_outside_the_reserved_ones_are_taken(subject: str) -> None:
     assert stream(subjects=(subject,)).subjects == (subject,)
 
 
-def test_replicas_need_a_cluster_and_cannot_be_negative() -> None:
+def test_replicas_are_one_three_or_five() -> None:
     assert refusal(lambda: stream(num_replicas=-1)).spec is errors.REPLICAS_NEGATIVE
-    assert refusal(lambda: stream(num_replicas=3)).spec is errors.REPLICAS_UNSUPPORTED
-    assert normalise_stream({"name": "S", "num_replicas": 3}, clustered=True).num_replicas == 3
+    assert [stream(num_replicas=given).num_replicas for given in (0, 1, 3, 5)] == [1, 1, 3, 5]
 
 
 def test_sealed_stream_keeps_and_takes_nothing() -> None:

@@ -40,7 +40,7 @@ _N = TypeVar("_N", int, str)
 # JetStream's limits.
 DESCRIPTION_BYTES_MAX: Final = 4096
 METADATA_BYTES_MAX: Final = 128 * 1024
-REPLICAS_MAX: Final = 5
+REPLICAS: Final = (1, 3, 5)
 AGE_MIN_NS: Final = 100 * NS_PER_MS
 SUBJECTS_MAX: Final = 256
 """Maximum number of subjects of a stream or filters of a consumer.
@@ -118,9 +118,7 @@ class ConsumerDraft(TypedDict, total=False):
 
 
 # Streams -----------------------------------------------------------------------------------------
-def normalise_stream(
-    draft: StreamDraft, *, pedantic: bool = False, clustered: bool = False
-) -> StreamConfig:
+def normalise_stream(draft: StreamDraft, *, pedantic: bool = False) -> StreamConfig:
     """Return the complete configuration for ``draft``.
 
     Raises STREAM_CONFIG_INVALID (or the error of a rule) with pointers. If ``pedantic``, raises
@@ -156,7 +154,7 @@ def normalise_stream(
         max_msg_size=rules.unlimited("max_msg_size", draft.get("max_msg_size", -1)),
         max_consumers=rules.unlimited("max_consumers", draft.get("max_consumers", -1)),
         duplicate_window_ns=_duplicate_window(rules, draft, max_age_ns),
-        num_replicas=_replicas(rules, draft.get("num_replicas", 1), clustered=clustered),
+        num_replicas=_replicas(rules, draft),
         allow_direct=draft.get("allow_direct", False),
         deny_delete=draft.get("deny_delete", False),
         deny_purge=rules.switched("deny_purge", off=marks),
@@ -225,7 +223,7 @@ def stream_update_problem(old: StreamConfig, new: StreamConfig) -> RetentionProb
     if not may_become(old.retention, new.retention):
         return _frozen("retention", "cannot be changed to or from workqueue")
     # What is stored depends on these: its place, its numbers, and the keys that open it.
-    for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure"):
+    for field in ("name", "storage", "first_seq", "shards", "shard_by", "erasure", "num_replicas"):
         if getattr(old, field) != getattr(new, field):
             return _frozen(field, "cannot be changed")
     # These are promises about stored messages, so they cannot be withdrawn.
@@ -348,13 +346,17 @@ def _not_negative(rules: "_Rules", replicas: int) -> int:
     return replicas
 
 
-def _replicas(rules: "_Rules", replicas: int, *, clustered: bool) -> int:
-    _not_negative(rules, replicas)
-    if replicas > REPLICAS_MAX:
-        rules.refuse("num_replicas", f"must be between 1 and {REPLICAS_MAX}")
-    if replicas > 1 and not clustered:
-        rules.refuse("num_replicas", "more than 1 requires a cluster", errors.REPLICAS_UNSUPPORTED)
-    return rules.rewritten("num_replicas", "num_replicas", replicas, replicas or 1)
+def _replicas(rules: "_Rules", draft: StreamDraft) -> int:
+    given = _not_negative(rules, draft.get("num_replicas", 1))
+    replicas = rules.rewritten("num_replicas", "num_replicas", given, given or 1)
+    if replicas not in REPLICAS:
+        # An even number survives no more failures than the odd one below it.
+        rules.refuse("num_replicas", "must be 1, 3 or 5")
+    elif replicas > 1 and draft.get("storage") == "memory":
+        rules.refuse("num_replicas", "must be 1 for a stream in memory")
+    elif replicas > 1 and draft.get("erasure") == "subject_key":
+        rules.refuse("num_replicas", "must be 1 for a stream with subject keys")
+    return replicas
 
 
 # Consumers ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
+from contrail_replicator.ports import Transport
 from contrail_replicator.transport import NullTransport
 from contrail_serve.member_log import NodeMemberLog
 from contrail_storage.core.entry_codec import is_sound
@@ -18,7 +19,12 @@ class SingleMemberGroups:
     busy: tuple[type[Exception], ...] = (GroupBusyError,)
 
     def __init__(self) -> None:
-        self._transport = NullTransport()
+        # For groups without other members.
+        self._nowhere = NullTransport()
+
+    def _transport(self, peers: Sequence[str]) -> Transport:
+        """What reaches the other members of a group."""
+        return self._nowhere
 
     def make(  # noqa: PLR0913 - all of them are named
         self,
@@ -39,7 +45,7 @@ class SingleMemberGroups:
             node_id=node_id,
             peers=peers,
             log=log,
-            transport=self._transport,
+            transport=self._transport(peers),
             applied_index=applied_index,
             on_commit=on_commit,
             on_role=on_role,
@@ -53,4 +59,14 @@ class SingleMemberGroups:
         return group
 
 
-__all__ = ["Committed", "SingleMemberGroups"]
+class NodeGroups(SingleMemberGroups):
+    """Creates groups whose other members are on other nodes."""
+
+    transport: Transport
+    """Reaches the other nodes; set before the first group is created."""
+
+    def _transport(self, peers: Sequence[str]) -> Transport:
+        return self.transport if peers else self._nowhere
+
+
+__all__ = ["Committed", "NodeGroups", "SingleMemberGroups"]

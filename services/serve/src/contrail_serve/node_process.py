@@ -16,6 +16,7 @@ from contrail_edge.app import build_app
 from contrail_edge.routing import EdgeModule
 from contrail_link.tcp.handshake import derived_key
 from contrail_link.tcp.server import LinkServer
+from contrail_serve.cluster import Peers
 from contrail_serve.groups import SingleMemberGroups
 from contrail_serve.key_file import follow_key_file, warn_if_open
 from contrail_serve.long_lived import uncollected
@@ -32,7 +33,12 @@ from contrail_serve.process import (
     serve_http,
     stop_signal,
 )
-from contrail_serve.settings import NodeSettings, ServeSettings, StorageSettings
+from contrail_serve.settings import (
+    ClusterSettings,
+    NodeSettings,
+    ServeSettings,
+    StorageSettings,
+)
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import NodeFileDamagedError, read_node_file, write_node_file
 from contrail_storage.link import LocalLink
@@ -73,7 +79,7 @@ async def serve_storage(settings: StorageSettings) -> bool:
     listener = listen(settings.host, settings.port)
     link_listener = listen(settings.host, settings.link_port)
     with contextlib.closing(listener), contextlib.closing(link_listener):
-        async with _running_node(settings, stopping) as node:
+        async with _running_node(settings, stopping, settings.cluster) as node:
             link = _ServedLink(node)
             link.server = LinkServer(
                 link,
@@ -107,9 +113,9 @@ class _ServedLink(LocalLink):
 
 @asynccontextmanager
 async def _running_node(
-    settings: NodeSettings, stopping: asyncio.Event
+    settings: NodeSettings, stopping: asyncio.Event, cluster: ClusterSettings | None = None
 ) -> AsyncIterator[StorageNode]:
-    """Yield a started node.
+    """Yield a started node, alone or as one of a ``cluster``.
 
     Raise StoppedEarlyError if ``stopping`` is set before it has started.
     """
@@ -118,13 +124,15 @@ async def _running_node(
     if file is not None:
         hung_up = hangup_signal()
         warn_if_open(file)
+    peers = Peers(cluster) if cluster is not None else None
     with uncollected():
-        node = await asyncio.to_thread(_open_node, settings)
-    starting = asyncio.create_task(node.start())
+        node = await asyncio.to_thread(_open_node, settings, peers)
+    starting = asyncio.create_task(_start(node, peers))
     await first_done(starting, stopping.wait())
     if stopping.is_set():
         # Recovery may take long; SIGTERM must not wait for it.
-        await node.stop()
+        starting.cancel()
+        await _stop(node, peers)
         await asyncio.gather(starting, return_exceptions=True)
         raise StoppedEarlyError("stopped before the node had started")
     await starting
@@ -134,10 +142,26 @@ async def _running_node(
         yield node
     finally:
         following.cancel()
-        await node.stop()
+        await _stop(node, peers)
 
 
-def _open_node(settings: NodeSettings) -> StorageNode:
+async def _start(node: StorageNode, peers: Peers | None) -> None:
+    if peers is not None:
+        try:
+            await peers.form(node)
+        except BaseException:
+            await asyncio.to_thread(node.close)
+            raise
+    await node.start()
+
+
+async def _stop(node: StorageNode, peers: Peers | None) -> None:
+    await node.stop()
+    if peers is not None:
+        await peers.close()
+
+
+def _open_node(settings: NodeSettings, peers: Peers | None) -> StorageNode:
     data_dir = settings.data_dir
     options = NodeOptions(
         data_dir,
@@ -147,9 +171,11 @@ def _open_node(settings: NodeSettings) -> StorageNode:
         accept_data_loss=settings.accept_data_loss,
         publish_timeout_s=settings.publish_timeout_s,
         clock_jump_max_ns=round(settings.max_clock_jump_s * NS_PER_S),
+        cluster=None if peers is None else peers.cluster,
     )
+    groups = SingleMemberGroups() if peers is None else peers.groups
     try:
-        return StorageNode.open(options, SingleMemberGroups())
+        return StorageNode.open(options, groups)
     except DataLostError as error:
         raise StartError(f"{error}. {_WAY_OUT}") from error
     except OSError as error:

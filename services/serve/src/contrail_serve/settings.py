@@ -16,9 +16,11 @@ DEFAULT_PORT: Final = 7420
 GATEWAY_PORT: Final = 7421
 STORAGE_PORT: Final = 7422
 LINK_PORT: Final = 7430
+PEER_PORT: Final = 7431
 MAX_PAYLOAD: Final = 3 << 20
 SECRET_BYTES_MIN: Final = 16
 _PORT_MAX: Final = 65_535
+_CLUSTER_SIZES: Final = (3, 5)
 _MEMORY_BYTES_MAX: Final = 1 << 50
 
 _COMMON: Final = frozenset(
@@ -109,21 +111,42 @@ class ServeSettings(NodeSettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """The nodes of a cluster: the name of this one, and the peer address of each by name."""
+
+    name: str
+    port: int
+    addresses: Mapping[str, str]
+    secret: bytes = field(repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all nodes, in order."""
+        return tuple(sorted(self.addresses))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings(NodeSettings):
-    """Effective settings of a storage process. ``port`` is that of its probes and metrics."""
+    """Effective settings of a storage process. ``port`` is that of its probes and metrics.
+
+    ``cluster`` is None for a node that is alone.
+    """
 
     link_port: int
     cluster_secret: bytes
+    cluster: ClusterSettings | None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "StorageSettings":
         """Check ``values``, as :meth:`ServeSettings.of` does."""
-        given = _given(values, _COMMON | _SECRET | _DATA | {"link_port"})
+        given = _given(values, _COMMON | _SECRET | _DATA | {"link_port", "peers", "peer_port"})
+        secret = _cluster_secret(given)
         return cls(
             **_common(given, "n1", STORAGE_PORT),
             **_data(given),
             link_port=_number(given, "link_port", LINK_PORT, 0, _PORT_MAX),
-            cluster_secret=_cluster_secret(given),
+            cluster_secret=secret,
+            cluster=_cluster(given, secret),
         )
 
 
@@ -284,6 +307,29 @@ def _token(given: Mapping[str, Any]) -> str | None:
     if token is not None and (not token or not str(token).isascii() or " " in str(token)):
         raise SettingsError("a token must be a non-empty line of ASCII without spaces")
     return None if token is None else str(token)
+
+
+def _cluster(given: Mapping[str, Any], secret: bytes) -> ClusterSettings | None:
+    addresses: dict[str, str] = {}
+    for one in _listed(given, "peers"):
+        name, separator, address = one.partition("=")
+        if not separator:
+            raise SettingsError(f"{one!r} is not a peer such as n1=127.0.0.1:{PEER_PORT}")
+        if name in addresses:
+            raise SettingsError(f"peers names {name} twice")
+        host, port = parse_address(address)
+        addresses[_node({"node": name}, "")] = f"[{host}]:{port}" if ":" in host else address
+    if not addresses:
+        return None
+    if len(addresses) not in _CLUSTER_SIZES:
+        raise SettingsError(
+            f"peers must name 3 or 5 nodes, this one included, not {len(addresses)}"
+        )
+    name = _node(given, "n1")
+    if name not in addresses:
+        raise SettingsError(f"peers must name this node too, and {name} (--node) is not in it")
+    port = _number(given, "peer_port", parse_address(addresses[name])[1], 1, _PORT_MAX)
+    return ClusterSettings(name=name, port=port, addresses=addresses, secret=secret)
 
 
 def _cluster_secret(given: Mapping[str, Any]) -> bytes:

@@ -62,6 +62,13 @@ class LocalLink:
         stream.check_led()
         return stream
 
+    async def _confirmed(self, name: str) -> Stream:
+        """As :meth:`_stream`; what is read of the stream is no older than this call."""
+        stream = self._stream(name)
+        if stream.is_replicated:
+            await stream.confirm_led()
+        return stream
+
     def _writable(self, name: str) -> Stream:
         """The listed stream with that name, if it accepts changes now."""
         stream = self._node.streams.stream(name)
@@ -81,8 +88,8 @@ class LocalLink:
     @reads
     async def stream_info(self, name: str) -> StreamInfo:
         """Configuration and state of a stream."""
-        await self._node.reader.bring_first(self._stream(name).shards)
-        stream = self._stream(name)
+        stream = await self._confirmed(name)
+        await self._node.reader.bring_first(stream.shards)
         stream.sound_shards()
         return stream.info()
 
@@ -175,13 +182,13 @@ class LocalLink:
 
     @reads
     async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        one = self._stream(stream).sound_shard(shard)
+        one = (await self._confirmed(stream)).sound_shard(shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 
     @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order; waits for the first if the request says so."""
-        shards = self._stream(request.stream).sound_shards(request.shard)
+        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.read_range(shards, request)
         return await self._sharded.read_one(shards[0], request)
@@ -189,7 +196,7 @@ class LocalLink:
     @reads
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
-        shards = self._stream(request.stream).sound_shards(request.shard)
+        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.last(shards, request)
         page, token = await self._last_reader.read(shards[0], request)
@@ -200,12 +207,12 @@ class LocalLink:
     ) -> DeletedRanges:
         """Deleted sequences, paged."""
         return self._node.reader.deleted_ranges(
-            self._stream(stream).sound_shard(shard), limit, token
+            (await self._confirmed(stream)).sound_shard(shard), limit, token
         )
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """The last applied sequence of the stream, and the applied index of its log."""
-        parts = self._stream(stream).sound_shards(shard)
+        parts = (await self._confirmed(stream)).sound_shards(shard)
         # The index of the log that the stream's entries are in: a replica that has applied it has
         # all of these messages.
         group = self._node.groups[parts[0].group]
@@ -216,7 +223,7 @@ class LocalLink:
         self, stream: str, subject: str, limit: int, token: str
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        shards = self._stream(stream).sound_shards()
+        shards = (await self._confirmed(stream)).sound_shards()
         if len(shards) > 1:
             return await self._sharded.subject_counts(shards, subject, limit, token)
         return await self._node.reader.subject_counts(shards[0], subject, limit, token)
@@ -232,7 +239,7 @@ class LocalLink:
     @reads
     async def replay_plan(self, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin a range and cut it into splits."""
-        shards = self._stream(request.stream).sound_shards(request.shard)
+        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
@@ -300,13 +307,13 @@ class LocalLink:
     @reads
     async def consumer_info(self, stream: str, consumer: str) -> ConsumerInfo:
         """Configuration and progress of a consumer."""
-        found = self._sound_consumer(self._stream(stream), consumer)
+        found = self._sound_consumer(await self._confirmed(stream), consumer)
         return await self.deadline.wait(found.info())
 
     @reads
     async def list_consumers(self, stream: str, limit: int, token: str) -> Page:
         """Consumers of a stream by name, paged."""
-        one = self._stream(stream)
+        one = await self._confirmed(stream)
         one.sound_shards()
         listing = self._node.consumers.infos(one, decode_token(token), limit + 1)
         infos = await self.deadline.wait(listing)

@@ -85,7 +85,8 @@ class StorageNode:
         self.publish_timeout_s = options.publish_timeout_s
         self.keyring = keyring
         self.options = options
-        self._files = options.files or Files()  # blocking: used in threads, or before the start
+        self.files = options.files or Files()
+        """Blocking: used in threads, or before the start."""
         self._disk = store  # the store in the folder; `_store` adds the shards in memory
         self.memory = MemoryBudget(options.memory_max_bytes)
         self._store = SplitStore(store, self.memory.store)  # written by the writer's thread too
@@ -113,7 +114,7 @@ class StorageNode:
         )
         self.membership = Membership(self, groups, options.cluster)
         self.applier.on_group = self.membership.join_soon
-        self.subject_keys = SubjectKeys(self._files, options.data_dir, keyring)
+        self.subject_keys = SubjectKeys(self.files, options.data_dir, keyring)
         opener = ContentOpener(self.subject_keys)
         self.reader = Reader(self.blocks, opener)
         self.reader.windows.keep = self.applier.keep_window
@@ -210,7 +211,7 @@ class StorageNode:
             ends = await self.healing.start_reading()
         self.clock = clock = LogTime(
             self.applier.last_entry_ns,
-            self._files,
+            self.files,
             self.options.data_dir,
             self.options.clock_jump_max_ns,
         )

@@ -14,6 +14,7 @@ from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import (
     NodeFileDamagedError,
     NodeIdentity,
+    Stage,
     load_identity,
     save_identity,
 )
@@ -78,7 +79,7 @@ def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
     store = options.open_store(options.data_dir / STORE_NAME)
     node: StorageNode | None = None
     try:
-        identity, keyring = _identify(files, options.data_dir, options.node_keys)
+        identity, keyring = _identify(files, options)
         node = make(identity, store if keyring is None else SealedStore(store, keyring), keyring)
         node.recover(files)
     except BaseException:
@@ -100,19 +101,39 @@ def _check_store_is_there(files: Files, directory: Path) -> None:
         raise StoreCorruptError("the store, or its file CURRENT, is missing")
 
 
-def _identify(
-    files: Files, directory: Path, node_keys: tuple[bytes, ...]
-) -> tuple[NodeIdentity, Keyring | None]:
+def _identify(files: Files, options: NodeOptions) -> tuple[NodeIdentity, Keyring | None]:
     """Return the folder's identity and its keyring (None: not encrypted).
 
-    Both are made in a new folder. Needs the lock of the node's data. Raises as `find_keyring` does.
+    Both are made in a new folder. Needs the lock of the node's data. Raises as `find_keyring` does,
+    and OSError for the folder of another node.
     """
+    directory, node_keys = options.data_dir, options.node_keys
     keyring = find_keyring(files, directory, node_keys)
     identity = load_identity(files, directory)
     if identity is None:
         if keyring is None and node_keys:
             # Before the identity, which records for good whether the folder is encrypted.
             keyring = Keyring.create(files, directory, node_keys[0])
-        identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1, encrypted=keyring is not None)
+        encrypted = keyring is not None
+        if options.cluster is None:
+            identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1, encrypted)
+        else:
+            identity = NodeIdentity(
+                options.name, 1, encrypted, node_number=0, stage=Stage.EMPTY, alone=False
+            )
         save_identity(files, directory, identity)
+    problem = _misplaced(identity, options)
+    if problem:
+        raise OSError(problem)
     return identity, keyring
+
+
+def _misplaced(identity: NodeIdentity, options: NodeOptions) -> str:
+    """Why a folder is not that of the node to start, in a sentence; empty if it is."""
+    if options.cluster is None:
+        return "" if identity.alone else f"it is that of node {identity.node_id} of a cluster"
+    if identity.alone:
+        return "it is that of a node without a cluster, which cannot join one"
+    if identity.node_id != options.name:
+        return f"it is that of node {identity.node_id}, not of {options.name}"
+    return ""

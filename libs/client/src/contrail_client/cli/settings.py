@@ -91,6 +91,22 @@ DECLARED: Final = (
         "PORT",
         "Port for api and gateway processes; 0 picks a free port.",
     ),
+    Declared(
+        "peers",
+        (Service.STORAGE,),
+        (),
+        "NAME=HOST:PORT,...",
+        "Names and peer addresses of all 3 or 5 nodes of the cluster, this one included. Without "
+        "it, the node is alone.",
+    ),
+    Declared(
+        "peer_port",
+        (Service.STORAGE,),
+        None,
+        "PORT",
+        "Port for the other nodes.",
+        shown="as in --peers",
+    ),
     Declared("data_dir", _DATA, "contrail-data", "FOLDER", "Folder for the data."),
     Declared("encryption_key", _DATA, secret=True),
     Declared(

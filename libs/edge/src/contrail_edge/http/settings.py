@@ -34,7 +34,6 @@ class EdgeSettings:
     allowed_origins: frozenset[str] = frozenset()
     fast_lane: bool = True
     access_log: bool = False
-    clustered: bool = False
 
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     body_bytes_max: int = 16 << 20

@@ -196,7 +196,6 @@ class StreamRoutes:
 
     def __init__(self, link: StorageLink, settings: EdgeSettings) -> None:
         self._link = link
-        self._clustered = settings.clustered
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes with their documentation."""
@@ -326,7 +325,7 @@ class StreamRoutes:
         return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
 
     def _normalised(self, body: StreamConfigBody, *, pedantic: bool) -> StreamConfig:
-        return normalise_stream(stream_draft(body), pedantic=pedantic, clustered=self._clustered)
+        return normalise_stream(stream_draft(body), pedantic=pedantic)
 
     async def _version(self, stream: str) -> int | None:
         try:

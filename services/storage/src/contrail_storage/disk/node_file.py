@@ -42,7 +42,8 @@ class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     A node alone is a formed cluster of one, and has number 1. The incarnation increases when the
     node has lost its data; `boots` increases with each start that changes the folder, so that a
-    copy of an older folder is noticed. Encryption never changes.
+    copy of an older folder is noticed. Encryption never changes, and neither does whether the node
+    is `alone`.
     """
 
     node_id: str
@@ -52,6 +53,7 @@ class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     node_number: int = 1
     boots: int = 0
     stage: Stage = Stage.FORMED
+    alone: bool = True
 
 
 def write_node_file(files: Files, path: Path, payload: bytes) -> None:

@@ -5,6 +5,7 @@ that are not replicated, and groups that replicate shards. The shards in memory 
 a log.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
@@ -118,6 +119,26 @@ class Groups(Mapping[int, Group]):
         if group is None:
             raise no_leader(preferred)
         if not (group.is_alone or group.is_leader):
+            raise no_leader(group.leader)
+
+    async def confirm_led(self, number: int) -> None:
+        """Wait until what is applied is no older than this call. Raises as `check_led` does.
+
+        A leader that was cut off or stopped does not know that another one leads, so a majority is
+        asked. That takes a round trip; calls that wait together share it.
+        """
+        self.check_led(number)
+        group = self._groups[number]
+        if group.is_alone:
+            return
+        confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def done(leads: bool) -> None:
+            if not confirmed.done():
+                confirmed.set_result(leads)
+
+        group.read_index(done)
+        if not await confirmed:
             raise no_leader(group.leader)
 
     def _commit(self, number: int, entry: Committed) -> bool:

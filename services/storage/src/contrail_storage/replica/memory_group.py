@@ -5,6 +5,7 @@ It commits in a later turn of the event loop, so that requests still join into e
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,6 +67,10 @@ class MemoryGroup:
         while self._unwritten and self._unwritten[0][0] <= written_index:
             self._unwritten_bytes -= self._unwritten.popleft()[1]
         return self._unwritten_bytes
+
+    def read_index(self, done: Callable[[bool], None]) -> None:
+        """Call ``done``: there is no other member."""
+        done(self.is_leader)
 
     def start(self) -> None:
         """Begin to lead."""

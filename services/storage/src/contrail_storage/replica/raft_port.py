@@ -70,6 +70,13 @@ class Group(Protocol):
         """Index of the last entry that was passed on."""
         ...
 
+    def read_index(self, done: Callable[[bool], None]) -> None:
+        """Call ``done(True)`` once this node has passed on all that was committed until now.
+
+        ``done(False)`` means that it does not lead, so what it has may be out of date.
+        """
+        ...
+
     def start(self) -> None:
         """Begin to take part in the group."""
         ...

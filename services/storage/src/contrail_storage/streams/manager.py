@@ -17,7 +17,7 @@ from contrail_common.config_rules import (
     check_stream_update,
     consumers_problem,
 )
-from contrail_common.errors import ApiError
+from contrail_common.errors import ApiError, FieldProblem
 from contrail_common.model import StreamConfig, StreamInfo
 from contrail_link.contract.streams import CreateMode
 from contrail_storage.core import commands as cmd
@@ -341,7 +341,9 @@ class StreamManager:
             # One leader has all shards, because it also merges what is read of them.
             return (group.number,) * config.shards
         if config.num_replicas > 1:
-            raise ApiError(errors.REPLICAS_UNSUPPORTED, applied=False)
+            message = f"{config.num_replicas} requires a cluster with at least as many nodes"
+            problem = FieldProblem("/num_replicas", message)
+            raise ApiError(errors.REPLICAS_UNSUPPORTED, message, [problem], applied=False)
         return ()
 
     def _check_home(self, entry: StreamEntry) -> None:

@@ -48,15 +48,15 @@ class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
     __slots__ = (
-        "_appends", "_check_serving", "_expectations", "_groups", "_last_ids", "durability",
-        "entry", "in_memory", "leader", "shards",
+        "_appends", "_check_serving", "_expectations", "_groups", "_last_ids", "_node",
+        "durability", "entry", "in_memory", "is_replicated", "shards",
     )  # fmt: skip
 
     def __init__(
         self,
         entry: StreamEntry,
         shards: list[Shard],
-        leader: str,
+        node: str,
         groups: Groups,
         check_serving: CheckServing,
         appends: list[Append],
@@ -69,9 +69,12 @@ class Stream:
         """All shards, in order of their numbers; never replaced."""
         self.in_memory = is_in_memory(entry.shard_id)
         """Whether the messages are kept only in memory."""
-        self.leader = leader
-        """Name of the node that serves it."""
-        self.durability = "memory" if self.in_memory else "fsync"
+        # Name of this node.
+        self._node = node
+        self.is_replicated = not groups[shards[0].group].is_alone
+        """Whether other nodes have copies of the messages."""
+        on_disk = "quorum-fsync" if self.is_replicated else "fsync"
+        self.durability = "memory" if self.in_memory else on_disk
         """The guarantee of its publish acks."""
         # Knows whether this node leads the group of the shards.
         self._groups = groups
@@ -132,6 +135,15 @@ class Stream:
     def is_led(self) -> bool:
         """Whether this node leads the stream's shards."""
         return self._groups.leads(self.shards[0].group)
+
+    @property
+    def leader(self) -> str:
+        """Name of the node that serves it; empty while none is known."""
+        return self._groups[self.shards[0].group].leader if self.is_replicated else self._node
+
+    async def confirm_led(self) -> None:
+        """Wait until what can be read is no older than this call (NOT_LEADER)."""
+        await self._groups.confirm_led(self.shards[0].group)
 
     def check_led(self) -> None:
         """Raise NOT_LEADER if the stream is replicated and another node leads it."""
