@@ -3,12 +3,19 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from contrail_common import errors
+from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.publishing import publish
+from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
-from tests.unit.storage.cluster_rig import NAMES, Nodes, running, until
+from contrail_storage.node import NodeOptions, StorageNode
+from contrail_storage.options import Cluster
+from contrail_storage.replica.shard import Shard
+from tests.unit.storage.cluster_rig import NAMES, Nodes, plan, running, until
 
 
 async def create(nodes: Nodes, name: str, replicas: int = 3) -> str:
@@ -22,6 +29,12 @@ def leader_of(nodes: Nodes, stream: str) -> str:
     led = [one for one in nodes.all() if one.meta.streams[stream].shard_id in one.applier.shards]
     [leader] = [one for one in led if one.streams.stream(stream).is_led]
     return leader.options.name
+
+
+def copies_of(nodes: Nodes, asked: str, stream: str) -> list[Shard]:
+    """The shard of a stream on all nodes; some may not know its name yet."""
+    shard_id = nodes[asked].meta.streams[stream].shard_id
+    return [node.applier.shards[shard_id] for node in nodes.all()]
 
 
 def messages(stream: str, first: int, count: int) -> list[PublishMessage]:
@@ -60,7 +73,7 @@ def test_stream_survives_its_leader_with_ids_consumers_and_acks(tmp_path: Path) 
             assert [one.message.seq for one in pulled.deliveries] == list(range(41, 121))
             nodes.links.heal()
             await until(lambda: not nodes[first].groups.leads(group))
-            shards = [node.streams.shard("S") for node in nodes.all()]
+            shards = copies_of(nodes, second, "S")
             await until(lambda: all(shard.applied_seq == 120 for shard in shards))
             assert len({shard.machine.counters.digest for shard in shards}) == 1
 
@@ -86,10 +99,52 @@ def test_publish_on_a_leader_that_is_cut_off_is_refused_once_another_entry_has_i
             nodes.links.heal()
             ack = await cut_off
             assert [one.code for one in ack.results] == [errors.NOT_LEADER.code]
-            shards = [node.streams.shard("S") for node in nodes.all()]
+            shards = copies_of(nodes, second, "S")
             await until(lambda: all(shard.applied_seq == 10 for shard in shards))
 
     asyncio.run(scene())
+
+
+def test_leader_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            link = LocalLink(nodes[leader])
+            await publish(link, "S", messages("S", 0, 1))
+            await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
+            nodes.links.part(leader)
+            # It leads as far as it knows, and cannot know what another leader has stored since.
+            assert nodes[leader].streams.stream("S").is_led
+            for read in (
+                link.get_message("S", 1),
+                link.stream_info("S"),
+                link.consumer_info("S", "c"),
+                link.read_position("S"),
+                link.subject_counts("S", "", 10, ""),
+            ):
+                with pytest.raises(ApiError) as caught:
+                    await read
+                assert caught.value.spec is errors.NOT_LEADER
+
+    asyncio.run(scene())
+
+
+def test_folder_of_another_node_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path):
+            pass
+
+    asyncio.run(scene())
+    alone = NodeOptions(tmp_path / "alone", "a")
+    StorageNode.open(alone, SingleMemberGroups()).close()
+    among = Cluster(NAMES, plan(NAMES), lambda name, body: None)  # type: ignore[arg-type,return-value]
+    for options, problem in (
+        (NodeOptions(tmp_path / "a", "a"), "it is that of node a of a cluster"),
+        (NodeOptions(tmp_path / "a", "b", cluster=among), "it is that of node a, not of b"),
+        (NodeOptions(tmp_path / "alone", "a", cluster=among), "a node without a cluster"),
+    ):
+        with pytest.raises(OSError, match=problem):
+            StorageNode.open(options, SingleMemberGroups())
 
 
 def test_streams_spread_and_any_node_says_who_leads(tmp_path: Path) -> None:

@@ -186,7 +186,9 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.UnlistStream, texts),
     st.builds(cmd.ReleaseStream, texts),
 )
-entries = st.builds(cmd.Entry, numbers, st.lists(st.tuples(st.just(7), commands), max_size=4))
+# The head of an entry has its time in 64 bits.
+times = numbers.filter(lambda number: -(2**63) <= number < 2**63)
+entries = st.builds(cmd.Entry, times, st.lists(st.tuples(st.just(7), commands), max_size=4))
 PLAIN = StreamConfig(name="S", subjects=("a", "b", "a.*"))
 INTEREST = StreamConfig(name="S", subjects=("a", "b", "a.*"), retention="interest")
 WORKQUEUE = StreamConfig(name="S", subjects=("a", "b", "a.*"), retention="workqueue")

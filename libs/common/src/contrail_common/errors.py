@@ -77,7 +77,7 @@ PEDANTIC: Final = _register(
     10157, "pedantic", 422, "the server would change a value, which pedantic mode does not allow"
 )
 REPLICAS_UNSUPPORTED: Final = _register(
-    10074, "replicas_unsupported", 422, "more than one replica is not supported"
+    10074, "replicas_unsupported", 422, "not enough nodes for the replicas"
 )
 REPLICAS_NEGATIVE: Final = _register(
     10133, "replicas_negative", 422, "number of replicas is negative"

@@ -381,7 +381,8 @@ class RaftGroup:
         try:
             if self._applied_index < self._core.commit_index():
                 self._hand_out()
-            if self._core.led_term() != self._led_term:
+            # Alone, nothing else ends a role.
+            if not self._alone or self._core.led_term() != self._led_term:
                 self._report_role()
             if not self._alone:
                 self._answer_reads()

@@ -341,7 +341,7 @@ class StreamManager:
             # One leader has all shards, because it also merges what is read of them.
             return (group.number,) * config.shards
         if config.num_replicas > 1:
-            message = f"{config.num_replicas} requires a cluster with at least as many nodes"
+            message = f"{config.num_replicas} replicas require a cluster with as many nodes"
             problem = FieldProblem("/num_replicas", message)
             raise ApiError(errors.REPLICAS_UNSUPPORTED, message, [problem], applied=False)
         return ()
