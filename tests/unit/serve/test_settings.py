@@ -45,6 +45,12 @@ def test_peers_name_all_nodes_and_this_one() -> None:
     assert StorageSettings.of(SECRET).cluster is None
 
 
+def test_node_of_a_cluster_accepts_no_loss() -> None:
+    given = {"peers": PEERS, "accept_data_loss": True}
+    with pytest.raises(SettingsError, match="accept_data_loss repairs a node that is alone"):
+        StorageSettings.of(SECRET | given)
+
+
 @pytest.mark.parametrize(
     ("peers", "problem"),
     [

@@ -1,6 +1,7 @@
 """A node that is a member of several groups: where shards lie, and what a restart brings back."""
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -121,6 +122,29 @@ def test_shard_whose_name_the_meta_group_does_not_have_yet_is_loaded_all_the_sam
         async with running(tmp_path) as (node, _):
             shard = node.applier.shards[77]
             assert (shard.group, shard.config.name) == (GROUPS[0], "S")
+
+    asyncio.run(scene())
+
+
+def test_store_that_is_further_than_the_last_checkpoint_opens_whatever_the_group(
+    tmp_path: Path,
+) -> None:
+    """RocksDB may flush by itself at any time."""
+    running_folder, crashed = tmp_path / "running", tmp_path / "crashed"
+
+    async def scene() -> None:
+        async with running(running_folder) as (node, link):
+            await create_group(node, GROUPS[0])
+            await wait_until(lambda: node.groups.leads(GROUPS[0]))
+            await create_stream(link, "a")
+            await publish(link, "a", [PublishMessage("a.1", None, b"1")])
+            await node.checkpoint()
+            await publish(link, "a", [PublishMessage("a.2", None, b"2")])
+            await node.until_written()
+            node.raw_store.flush()
+            shutil.copytree(running_folder, crashed)
+        async with running(crashed) as (_, link):
+            assert (await link.stream_info("a")).state.messages == 2
 
     asyncio.run(scene())
 

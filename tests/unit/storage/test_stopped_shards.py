@@ -23,7 +23,7 @@ from contrail_storage.core.results import Done, Refused
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.entries import AppendRequest, EntryContext, Outcome, Span, Waiter
-from contrail_storage.replica.loading import load_shard, stored_machines
+from contrail_storage.replica.loading import load_shard, stored_shards
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import StoreFailedError, StoreStalledError
@@ -255,7 +255,7 @@ def test_command_that_needs_a_rotten_block_leaves_the_shard_as_it_was(name: str,
         assert after.pop(stopped, b"").decode() == kept
         assert after == rotten
         assert rig.stopped == [SHARD]
-        assert list(stored_machines(rig.applier)) == [OTHER]
+        assert list(stored_shards(rig.applier)) == [OTHER]
         assert is_unknown(rig.apply((SHARD, ONE))[0])
         rig.store.rows.update(before)
         rig.store.failing.clear()
@@ -309,6 +309,6 @@ def test_damage_that_a_reader_met_is_no_result_either() -> None:
         rig.applier.shards[SHARD].damaged = "block 1: the checksum does not match"
         # It was on its way when the reader met it; all that comes new is refused before the log.
         assert rig.apply((SHARD, ONE)) == [[PubResult(LAST_SEQ + 1)]]
-        assert list(stored_machines(rig.applier)) == [OTHER, SHARD]
+        assert list(stored_shards(rig.applier)) == [OTHER, SHARD]
 
     run(scene())

@@ -132,8 +132,8 @@ async def _running_node(
     if stopping.is_set():
         # Recovery may take long; SIGTERM must not wait for it.
         starting.cancel()
-        await _stop(node, peers)
         await asyncio.gather(starting, return_exceptions=True)
+        await _stop(node, peers)
         raise StoppedEarlyError("stopped before the node had started")
     await starting
     _log.info("node_started", data_dir=str(settings.data_dir), encrypted=bool(keys))

@@ -328,6 +328,8 @@ def _cluster(given: Mapping[str, Any], secret: bytes) -> ClusterSettings | None:
     name = _node(given, "n1")
     if name not in addresses:
         raise SettingsError(f"peers must name this node too, and {name} (--node) is not in it")
+    if _flag(given, "accept_data_loss", default=False):
+        raise SettingsError("accept_data_loss repairs a node that is alone, not one of a cluster")
     port = _number(given, "peer_port", parse_address(addresses[name])[1], 1, _PORT_MAX)
     return ClusterSettings(name=name, port=port, addresses=addresses, secret=secret)
 

@@ -17,9 +17,8 @@ from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
 from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.key_layout import MEMORY_GROUP, META_GROUP, SHARD_GROUP
+from contrail_storage.core.key_layout import MEMORY_GROUP, META_GROUP
 from contrail_storage.core.meta_machine import MetaMachine
-from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import LOG_NAME, NodeIdentity
@@ -37,10 +36,11 @@ from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.content_sealing import SealingLog
 from contrail_storage.replica.groups import Groups
-from contrail_storage.replica.loading import load_node, reload_shard, stored_machines
+from contrail_storage.replica.loading import load_node, reload_shard, stored_shards
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.memory_group import MemoryGroup, NotLeadingError
 from contrail_storage.replica.raft_port import Group, GroupFactory
+from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.replica.store_writer import Job, StoreWriter
 from contrail_storage.seal.content import ContentOpener
@@ -162,7 +162,7 @@ class StorageNode:
         """Load the contents of the folder without changing it. Blocks; raises as `open_node`."""
         load_node(self._store.scan, self.meta, self.applier, self.blocks)
         # Flushes the store and removes log segments.
-        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir, SHARD_GROUP)
+        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir)
         self.log = NodeLog.open(
             self.options.data_dir / LOG_NAME,
             files=files,
@@ -174,12 +174,12 @@ class StorageNode:
         if self.log.recovery.rot is not None:
             rot = self.log.recovery.rot
             raise DataLostError(f"the write-ahead log is damaged: {rot}", store_is_whole=True)
-        self._checkpointer.verify(self.log, self.applier.written_indexes, self._machines())
+        self._checkpointer.verify(self.log, self.applier.written_indexes, self._shards())
         self.subject_keys.load()
         stop_without_keys(self.subject_keys, self.applier.shards.values())
 
-    def _machines(self) -> dict[int, StreamMachine]:
-        return stored_machines(self.applier)
+    def _shards(self) -> dict[int, Shard]:
+        return stored_shards(self.applier)
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._store.scan(prefix, keys.prefix_end(prefix))
@@ -332,14 +332,14 @@ class StorageNode:
     async def checkpoint(self) -> None:
         """Flush the store, so that the log before it can be removed. OSError or StoreError."""
         self.applier.store_pages()
-        arguments = self.log, self._machines, self.applied, self._until_written
+        arguments = self.log, self._shards, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.run(*arguments)
 
     async def cut_log(self) -> None:
         """Flush the store, and remove the whole current log and the files that were kept aside."""
         await whole(lambda: drop_kept_aside(self.options.data_dir))
-        arguments = self.log, self._machines, self.applied, self._until_written
+        arguments = self.log, self._shards, self.applied, self._until_written
         with self._heeding_the_store():
             await self._checkpointer.cut(*arguments)
 

@@ -50,7 +50,7 @@ from contrail_storage.repair.swap import (
 )
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.loading import applied_indexes, load_meta, load_shard, stored_machines
+from contrail_storage.replica.loading import applied_indexes, load_meta, load_shard, stored_shards
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.seal.frames import SealBrokenError
@@ -622,9 +622,9 @@ class _Repair:
         files = self._folder.files
         # The record proves what is flushed, and the new log begins after it.
         self._store.flush()
-        machines = stored_machines(self._applier)
+        shards = stored_shards(self._applier)
         checkpoint = Checkpoint(self._store, self._making / CHECKPOINTS_NAME, files)
-        checkpoint.take(self._applied, marks_of(machines, _SHARDS))
+        checkpoint.take(self._applied, marks_of(shards))
         stands = {
             group: (self._applied[group], held.end_term, held) for group, held in found.items()
         }

@@ -182,9 +182,7 @@ async def reload_shard(
         applier.changes.note_all(shard_id)
 
 
-def stored_machines(applier: Applier) -> dict[int, StreamMachine]:
-    """Machines of the shards on disk, except stopped ones."""
-    shards = applier.shards.values()
-    return {
-        one.machine.shard_id: one.machine for one in shards if not (one.in_memory or one.stopped)
-    }
+def stored_shards(applier: Applier) -> dict[int, Shard]:
+    """The shards on disk, except stopped ones."""
+    shards = applier.shards.items()
+    return {number: one for number, one in shards if not (one.in_memory or one.stopped)}

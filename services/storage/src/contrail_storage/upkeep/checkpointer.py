@@ -8,9 +8,9 @@ from typing import Final
 import structlog
 
 from contrail_storage.core.entry_codec import EntryDamagedError, check_entry
-from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.whole_steps import whole
+from contrail_storage.replica.shard import Shard
 from contrail_storage.store.checkpoint import Checkpoint, CheckpointStore, ShardMark
 from contrail_storage.store.rocks_store import StoreError
 from contrail_storage.upkeep.backoff import Backoff
@@ -19,7 +19,7 @@ from contrail_storage.wal.node_log import LogFailedError, LogRottenError, NodeLo
 _LOOK_S: Final = 1.0
 _RETRY_MAX_S: Final = 30.0
 UntilWritten = Callable[[Mapping[int, int]], Awaitable[None]]
-Machines = Callable[[], Mapping[int, StreamMachine]]
+Shards = Callable[[], Mapping[int, Shard]]
 _log = structlog.get_logger("contrail.checkpoint")
 
 
@@ -49,18 +49,15 @@ def check_unapplied(log: NodeLog) -> None:
                 raise DataLostError(reason, store_is_whole=True) from error
 
 
-def marks_of(machines: Mapping[int, StreamMachine], group: int) -> dict[int, ShardMark]:
-    """Return the marks of the shards of ``group``, which a record proves at the next start."""
-    return {
-        number: ShardMark(
-            group,
-            machine.counters.last_seq,
-            machine.counters.messages,
-            machine.counters.digest.to_bytes(4, "big"),
-        )
-        for number, machine in machines.items()
-        if machine.exists
-    }
+def marks_of(shards: Mapping[int, Shard]) -> dict[int, ShardMark]:
+    """Return the marks of shards, which a record proves at the next start."""
+    return {number: _mark(shard) for number, shard in shards.items() if shard.machine.exists}
+
+
+def _mark(shard: Shard) -> ShardMark:
+    counters = shard.machine.counters
+    digest = counters.digest.to_bytes(4, "big")
+    return ShardMark(shard.group, counters.last_seq, counters.messages, digest)
 
 
 async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitable[None]]) -> None:
@@ -81,21 +78,18 @@ async def when_due(is_due: Callable[[], bool], checkpoint: Callable[[], Awaitabl
 class Checkpointer:
     """Takes checkpoints while the node runs, and compares with the last one at the start."""
 
-    def __init__(self, store: CheckpointStore, files: Files, data_dir: Path, group: int) -> None:
+    def __init__(self, store: CheckpointStore, files: Files, data_dir: Path) -> None:
         self._checkpoint = Checkpoint(store, data_dir / "checkpoints", files)
-        self._group = group
         self._lock = asyncio.Lock()
 
-    def verify(
-        self, log: NodeLog, applied: Mapping[int, int], machines: Mapping[int, StreamMachine]
-    ) -> None:
+    def verify(self, log: NodeLog, applied: Mapping[int, int], shards: Mapping[int, Shard]) -> None:
         """Raise DataLostError if the store or the log has less than a record proves.
 
         Also raises as `check_unapplied` does.
         """
         check_unapplied(log)
         bases = {number: group.base_index for number, group in log.recovery.groups.items()}
-        marks = marks_of(machines, self._group)
+        marks = marks_of(shards)
         findings = self._checkpoint.verify(applied, marks, bases)
         if findings:
             reasons = "; ".join(finding.reason for finding in findings)
@@ -107,24 +101,24 @@ class Checkpointer:
     async def run(
         self,
         log: NodeLog,
-        machines: Machines,
+        shards: Shards,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
         """Flush what is applied now, and remove the log before it.
 
-        ``applied`` returns the indexes of ``machines``; ``until_written`` waits until the store
+        ``applied`` returns the indexes of ``shards``; ``until_written`` waits until the store
         has them.
         """
         # Apart from the work of the caller: the marks of 10,000 shards take 5 ms.
         await asyncio.sleep(0)
         async with self._lock:
-            await self._take(log, machines, applied, until_written, None)
+            await self._take(log, shards, applied, until_written, None)
 
     async def cut(
         self,
         log: NodeLog,
-        machines: Machines,
+        shards: Shards,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
     ) -> None:
@@ -137,7 +131,7 @@ class Checkpointer:
             # segments can go, and nothing may be appended to them any more.
             left, ends = await whole(log.rotate)
             await until_written(ends)
-            await self._take(log, machines, applied, until_written, 0)
+            await self._take(log, shards, applied, until_written, 0)
             # `drop_segments` keeps a segment with an entry that is not flushed. Its bytes would
             # outlive the erasure that asked for the cut, so this is a failure.
             if log.first_segment <= left:
@@ -146,13 +140,13 @@ class Checkpointer:
     async def _take(
         self,
         log: NodeLog,
-        machines: Machines,
+        shards: Shards,
         applied: Callable[[], Mapping[int, int]],
         until_written: UntilWritten,
         keep_bytes: int | None,
     ) -> None:
         # Read under the lock: during the wait, the store may have been reopened.
-        marks, noted = marks_of(machines(), self._group), dict(applied())
+        marks, noted = marks_of(shards()), dict(applied())
         # The record names these indexes and marks. If the store had less at the flush, the next
         # start would report lost data.
         await until_written(noted)
