@@ -1,6 +1,7 @@
 """Three whole nodes that replicate streams: what moves when leadership does, and what stays."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
+from contrail_link.contract.admin import EventsRequest
 from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.tickets import TICKET_NS
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.options import Cluster
@@ -125,6 +129,49 @@ def test_leader_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
                 with pytest.raises(ApiError) as caught:
                     await read
                 assert caught.value.spec is errors.NOT_LEADER
+
+    asyncio.run(scene())
+
+
+def test_event_is_told_by_the_leader_alone(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            links = [LocalLink(node) for node in nodes.all()]
+            begins = [(await link.read_events(EventsRequest())).position for link in links]
+            config = ConsumerConfig(name="c", durable=True)
+            await LocalLink(nodes[leader]).put_consumer("S", config, "put", None, False)
+            copies = copies_of(nodes, leader, "S")
+            await until(lambda: all(copy.machine.consumer("c") for copy in copies))
+            told = [
+                event.type
+                for link, begin in zip(links, begins, strict=True)
+                for event in (await link.read_events(EventsRequest(after=begin))).advisories
+            ]
+            assert told == ["consumer_action"]
+
+    asyncio.run(scene())
+
+
+def test_what_would_not_hold_on_all_replicas_is_refused(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            link = LocalLink(nodes[leader])
+            await publish(link, "S", messages("S", 0, 1))
+            with pytest.raises(ApiError) as caught:
+                await link.erase("S", [1], "")
+            assert caught.value.spec is errors.NOT_IMPLEMENTED
+            assert (await link.get_message("S", 1)).seq == 1
+            for node in nodes.all():
+                link = LocalLink(node)
+                used = link.use_ticket(b"n" * 16, time.time_ns() + TICKET_NS)
+                if node.groups.leads(META_GROUP):
+                    assert await used
+                else:
+                    with pytest.raises(ApiError) as caught:
+                        await used
+                    assert caught.value.spec is errors.NOT_LEADER
 
     asyncio.run(scene())
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 
+from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import (
@@ -33,6 +34,7 @@ from contrail_link.contract.read import (
 )
 from contrail_link.contract.streams import CreateMode, Page
 from contrail_storage.consumers.consumer import Consumer
+from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import StorageNode
 from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
@@ -362,6 +364,10 @@ class LocalLink:
         """Delete messages, and have their bytes removed from all files."""
         self._node.check_serving()
         one = self._stream(stream)
+        if one.is_replicated:
+            # The bytes would stay on the other nodes, and the receipt would not say so.
+            message = "erasing from a stream with several replicas is not available yet"
+            raise ApiError(errors.NOT_IMPLEMENTED, message, applied=False)
         shards = [one.sound_shard(shard)] if seqs else one.sound_shards(shard)
         return await self._node.eraser.erasures.erase(shards, seqs, subject)
 
@@ -370,7 +376,11 @@ class LocalLink:
         return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
 
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
-        """Whether a ticket is used for the first time. Remembers its use."""
+        """Whether a ticket is used for the first time. Remembers its use (NOT_LEADER)."""
+        node = self._node
+        node.groups.check_led(META_GROUP)
+        if node.membership.led_meta_ns > self._used_tickets.started_ns:
+            self._used_tickets = UsedTickets(node.membership.led_meta_ns)
         return self._used_tickets.use(nonce, expires_ns, time.time_ns())
 
     # Node ----------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ the leader of the meta group makes the groups that replicate shards.
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -38,6 +38,8 @@ class Membership:
         """The node's name as a member of groups."""
         self.leading = asyncio.Event()
         """Set once the node leads the groups of which it is the only member."""
+        self.led_meta_ns = 0
+        """Wall clock (ns) when this node last began to lead a cluster's meta group; 0: never."""
         self._node = node
         self._factory = factory
         self._cluster = cluster
@@ -102,6 +104,7 @@ class Membership:
         """Begin or end what only the leader of a group does."""
         node = self._node
         if leads and number == META_GROUP and self._cluster is not None:
+            self.led_meta_ns = time.time_ns()
             node.spawn(self._make_groups(self._cluster))
         if leads and number != META_GROUP:
             node.consumers.new_term(number)
@@ -121,11 +124,18 @@ class Membership:
 
     async def _make_groups(self, cluster: Cluster) -> None:
         """Make the groups of a new cluster. What is left undone, the next leader does."""
-        with suppress(ApiError):
-            for entry in cluster.groups:
-                if entry.number not in self._node.meta.group_table.groups:
-                    command = cmd.CreateGroup(entry.number, entry.members)
-                    expect(await self._node.meta_log.command(command), Done)
+        node = self._node
+        while node.groups.leads(META_GROUP):
+            known = node.meta.group_table.groups
+            missing = [entry for entry in cluster.groups if entry.number not in known]
+            if not missing:
+                return
+            command = cmd.CreateGroup(missing[0].number, missing[0].members)
+            try:
+                expect(await node.meta_log.command(command), Done)
+            except ApiError as error:
+                _log.info("group_not_made", group=command.number, reason=str(error))
+                await asyncio.sleep(_AGAIN_S)
 
     async def reconcile(self) -> None:
         """Finish or undo what a failure left half done; if that fails, it is tried again soon."""

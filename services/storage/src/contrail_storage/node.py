@@ -130,6 +130,7 @@ class StorageNode:
             self.membership.role_changed,
             self.fail,
         )
+        self.applier.tells = self.groups.tells
         self.healing = Healing(self)
         self.begun = False
         """Whether the log accepts entries; not yet when the start could not write."""

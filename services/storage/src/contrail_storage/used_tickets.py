@@ -15,14 +15,15 @@ class UsedTickets:
     """Nonces of used tickets, kept in memory until the tickets have expired."""
 
     def __init__(self, started_ns: int) -> None:
-        self._started_ns = started_ns
+        self.started_ns = started_ns
+        """Tickets issued before this time are refused: nobody knows whether they were used."""
         self._used: dict[bytes, int] = {}
         """By nonce, in order of use: when the ticket was used, in nanoseconds."""
 
     def use(self, nonce: bytes, expires_ns: int, now_ns: int) -> bool:
         """Whether a ticket is used for the first time; OVERLOADED.
 
-        Tickets issued before this process began are refused: they may have been used then.
+        Tickets issued before `started_ns` are refused: they may have been used then.
         """
         # In the order of use, so the first one that is young enough ends the search.
         while self._used:
@@ -30,8 +31,8 @@ class UsedTickets:
             if now_ns - came_ns < _KEPT_NS:
                 break
             del self._used[oldest]
-        # A restart forgets used tickets. So it refuses all that were issued before it.
-        if nonce in self._used or expires_ns - TICKET_NS < self._started_ns:
+        # What was used in another process, or before a restart, is not known here.
+        if nonce in self._used or expires_ns - TICKET_NS < self.started_ns:
             return False
         if len(self._used) >= USED_MAX:
             raise ApiError(errors.OVERLOADED, "too many tickets were used recently", applied=False)

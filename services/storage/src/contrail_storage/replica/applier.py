@@ -152,6 +152,8 @@ class Applier:
         self._merge_blocks = merge_blocks
         self.on_stopped: Callable[[Shard], None] = lambda shard: None
         """Called with a shard that has just stopped; its machine may be partly changed."""
+        self.tells: Callable[[int], bool] = lambda group: True
+        """Whether this node tells the events of a group; of its members, only one does."""
         self.on_group: Callable[[], None] = lambda: None
         """Called when the cluster has got another group."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
@@ -239,7 +241,7 @@ class Applier:
                 if isinstance(command, (ListStream, UnlistStream)):
                     self._note_listing(command.name)
                 if writes.advisories:
-                    self._notify(writes, entry.time_ns)
+                    self._notify(group, writes, entry.time_ns)
                 continue
             shard = self.shards.get(shard_id)
             # A shard appears with the first command that may create its stream. A refused command
@@ -256,7 +258,7 @@ class Applier:
             results.append(result)
             self._note_change(shard, existed, command, result)
             if writes.advisories:
-                self._notify(writes, entry.time_ns, shard.name)
+                self._notify(group, writes, entry.time_ns, shard.name)
             if isinstance(result, ConsumerPut) and not result.created:
                 shard.notify()  # its waiting pulls may get more, even if the caller has left
             if not existed and shard.machine.exists and not shard.machine.counters.messages:
@@ -284,8 +286,9 @@ class Applier:
         for shard_id in entry.shard_ids if entry is not None else ():
             self.changes.note_all(shard_id)
 
-    def _notify(self, writes: Writes, time_ns: int, stream: str = "") -> None:
-        self._advisories.notify(writes.advisories, time_ns, stream)
+    def _notify(self, group: int, writes: Writes, time_ns: int, stream: str = "") -> None:
+        if self.tells(group):
+            self._advisories.notify(writes.advisories, time_ns, stream)
         writes.advisories.clear()
 
     def _apply_to(

@@ -109,6 +109,11 @@ class Groups(Mapping[int, Group]):
         group = self._groups.get(number)
         return group is not None and group.is_leader
 
+    def tells(self, number: int) -> bool:
+        """Whether this node tells the events of a group: it leads it, or is alone in it."""
+        group = self._groups.get(number)
+        return group is None or group.is_alone or group.is_leader
+
     def check_led(self, number: int, preferred: str = "") -> None:
         """Raise NOT_LEADER for a replicated group unless this node leads it.
 

@@ -316,7 +316,7 @@ class StreamManager:
         configure = cmd.ConfigureStream(config, incarnation, hash_key, given=given)
         expect(await self._shard_log.command(shard_id, configure), Done)
 
-    async def _reserve(self, config: StreamConfig, incarnation: str) -> int:
+    async def _reserve(self, config: StreamConfig, incarnation: str, *, here: bool = False) -> int:
         in_memory = config.storage == "memory"
         reserve = cmd.ReserveStream(
             config.name,
@@ -324,17 +324,22 @@ class StreamManager:
             incarnation,
             config.shards,
             in_memory,
-            () if in_memory else self._groups_for(config),
+            () if in_memory else self._groups_for(config, here=here),
             self._groups.node_id if in_memory else "",
         )
         return expect(await self._meta_log.command(reserve), Reserved).shard_id
 
-    def _groups_for(self, config: StreamConfig) -> tuple[int, ...]:
+    def _groups_for(self, config: StreamConfig, *, here: bool) -> tuple[int, ...]:
         """The group of each shard of a new stream; empty for the usual one.
 
-        Raises NOT_LEADER if another node leads the group: only that node makes the stream.
+        Raises NOT_LEADER if another node leads the group: only that node makes the stream. With
+        ``here``, only groups that this node leads are chosen from, as long as there are any.
         """
-        table = self._meta.group_table.groups.values()
+        table = list(self._meta.group_table.groups.values())
+        fitting = [entry for entry in table if len(entry.members) == config.num_replicas]
+        led = [entry for entry in fitting if self._groups.leads(entry.number)]
+        if here and led:
+            table = led
         group = choose_group(config.num_replicas, table, self._meta.shards_in)
         if group is not None:
             self._groups.check_led(group.number, group.members[0])
@@ -503,9 +508,12 @@ class StreamManager:
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve a stream's name and subjects; return the first shard id (SUBJECT_OVERLAP)."""
+        """Reserve a stream's name and subjects; return the first shard id (SUBJECT_OVERLAP).
+
+        The stream gets a group that this node leads now, because this node has the archive.
+        """
         check_stream_encryption(config, encrypts=self._encrypts)
-        return await self._reserve(config, incarnation)
+        return await self._reserve(config, incarnation, here=True)
 
     async def restore_part(self, shard_id: int, part: cmd.RestorePart) -> None:
         """Put a part into a reserved shard."""
