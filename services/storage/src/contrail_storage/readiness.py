@@ -28,7 +28,7 @@ def problems_of(
     elif not serves:
         problems["storage"] = "recovering"
     # Serving and without a leader: only for a moment, after an election or a failure of the log.
-    elif not all(group.is_leader or group.leader for group in groups):
+    elif not all(group.is_leader or (group.leader and not group.is_alone) for group in groups):
         problems["storage"] = "no leader"
     elif stuck:
         problems["storage"] = "; ".join(stuck)
