@@ -14,7 +14,7 @@ import structlog
 
 from contrail_common.errors import ApiError
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.key_layout import META_GROUP
+from contrail_storage.core.key_layout import META_GROUP, SHARD_GROUP
 from contrail_storage.core.results import Done
 from contrail_storage.options import Cluster
 from contrail_storage.replica.meta_log import MetaLog
@@ -51,7 +51,7 @@ class Membership:
     @property
     def own_group(self) -> int:
         """The group of the shards on this node that are not replicated."""
-        return 1 if self._cluster is None else self._cluster.nodes.index(self.node_id) + 1
+        return SHARD_GROUP if self._cluster is None else self._cluster.nodes.index(self.node_id) + 1
 
     def join_first(self, ends: Mapping[int, int]) -> tuple[MetaLog, Proposer]:
         """Take part in the meta group and the node's own; return their logs."""

@@ -24,7 +24,8 @@ from contrail_replicator.peers.handshake import NO_CLUSTER
 from contrail_replicator.peers.hub import Node, PeerHub
 from contrail_replicator.peers.links import GroupLinks
 from contrail_replicator.peers.tcp import PeerSockets
-from contrail_storage.wal.node_log import EntriesGoneError, NodeLog
+from contrail_serve.member_log import NodeMemberLog
+from contrail_storage.wal.node_log import NodeLog
 
 TICK_S = 0.025
 
@@ -53,14 +54,8 @@ class IdentityFile:
         new.rename(self.path)
 
 
-class LogOfMembers:
-    """The node's log for groups with several members: reads of the disk in a thread."""
-
-    def __init__(self, log: NodeLog) -> None:
-        self.log = log
-        self.flags, self.save_flags = log.flags, log.save_flags
-        self.reset, self.term_at = log.reset, log.term_at
-        self.reads: set[asyncio.Task[None]] = set()
+class LogOfMembers(NodeMemberLog):
+    """The node's log for groups with several members; tells of reads."""
 
     def read(
         self,
@@ -69,16 +64,11 @@ class LogOfMembers:
         max_bytes: int,
         on_read: Callable[[Sequence[LogEntry]], None],
     ) -> None:
-        async def read() -> None:
-            try:
-                on_read(await asyncio.to_thread(self.log.read, group, from_index, max_bytes))
-            except EntriesGoneError:
-                on_read(())
+        def told(entries: Sequence[LogEntry]) -> None:
+            on_read(entries)
             tell("read", group=group, index=from_index)
 
-        task = asyncio.create_task(read())
-        self.reads.add(task)
-        task.add_done_callback(self.reads.discard)
+        super().read(group, from_index, max_bytes, told)
 
 
 class BareNode:

@@ -64,9 +64,9 @@ Handler = Callable[[str, Frame], None]
 class PeerHub:
     """Sends frames to the nodes it dials, and hands out those of the nodes it accepted.
 
-    Messages of groups can be sent to a node that is of the same cluster while all its channels are
-    open. A node without a cluster id
-    uses the control channel only, for kinds that were registered with ``before_cluster``.
+    Messages of groups can be sent to a node of the same cluster while all its channels are open. A
+    node without a cluster id uses the control channel only, for kinds that were registered with
+    ``before_cluster``.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class Groups(Mapping[int, Group]):
         # Stops the node, for the reason given, if an entry cannot be applied.
         self._fail = fail
         self.failed = False
-        """Whether the node stops for such a reason. Then no later entry may be applied."""
+        """Whether the node is stopping. Then no later entry may be applied."""
         self._groups: dict[int, Group] = {}
 
     def __getitem__(self, number: int) -> Group:
@@ -124,27 +124,23 @@ class Groups(Mapping[int, Group]):
         if group is None:
             raise no_leader(preferred)
         if not (group.is_alone or group.is_leader):
-            raise no_leader(group.leader)
+            raise self.proposers[number].no_leader()
 
     async def confirm_led(self, number: int) -> None:
-        """Wait until what is applied is no older than this call. Raises as `check_led` does.
+        """Wait until what is applied is no older than this call (NOT_LEADER).
 
         A leader that was cut off or stopped does not know that another one leads, so a majority is
         asked. That takes a round trip; calls that wait together share it.
         """
-        self.check_led(number)
-        group = self._groups[number]
-        if group.is_alone:
-            return
         confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def done(leads: bool) -> None:
             if not confirmed.done():
                 confirmed.set_result(leads)
 
-        group.read_index(done)
+        self._groups[number].read_index(done)
         if not await confirmed:
-            raise no_leader(group.leader)
+            raise self.proposers[number].no_leader()
 
     def _commit(self, number: int, entry: Committed) -> bool:
         used_s = 0.0
@@ -173,7 +169,7 @@ class Groups(Mapping[int, Group]):
     def _replaced(self, number: int, contexts: list[object]) -> None:
         for context in contexts:
             if isinstance(context, EntryContext):
-                context.refuse(no_leader(self._groups[number].leader))
+                context.refuse(self.proposers[number].no_leader())
                 self.proposers[number].settled()
 
     def _role(self, number: int, leads: bool) -> None:

@@ -335,12 +335,11 @@ class StreamManager:
         Raises NOT_LEADER if another node leads the group: only that node makes the stream. With
         ``here``, only groups that this node leads are chosen from, as long as there are any.
         """
-        table = list(self._meta.group_table.groups.values())
-        fitting = [entry for entry in table if len(entry.members) == config.num_replicas]
-        led = [entry for entry in fitting if self._groups.leads(entry.number)]
-        if here and led:
-            table = led
-        group = choose_group(config.num_replicas, table, self._meta.shards_in)
+        table, replicas = self._meta.group_table.groups.values(), config.num_replicas
+        led = [entry for entry in table if here and self._groups.leads(entry.number)]
+        group = choose_group(replicas, led, self._meta.shards_in) or choose_group(
+            replicas, table, self._meta.shards_in
+        )
         if group is not None:
             self._groups.check_led(group.number, group.members[0])
             # One leader has all shards, because it also merges what is read of them.
