@@ -60,7 +60,6 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
         node.membership.node_id,
         node.meta.erasures,
         node.streams,
-        node.reader,
         node.meta_log,
         node.shard_logs,
         node.log_time_ns,

@@ -29,7 +29,6 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import Erasure, ErasureLedger
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.results import Done, Removed
-from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.meta_log import MetaLog
 from contrail_storage.replica.shard import Shard, check_removal
 from contrail_storage.replica.shard_logs import ShardLog
@@ -90,7 +89,6 @@ class Erasures:
         node_id: str,
         ledger: ErasureLedger,
         streams: StreamManager,
-        reader: Reader,
         meta_log: MetaLog,
         shard_log: ShardLog,
         clock_ns: Callable[[], int],
@@ -105,7 +103,6 @@ class Erasures:
         self._node_id = node_id
         self._ledger = ledger
         self._streams = streams
-        self._reader = reader
         self._meta_log = meta_log
         self._shard_log = shard_log
         self._clock_ns = clock_ns
