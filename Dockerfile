@@ -74,7 +74,7 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=3 \
 FROM runtime AS service
 COPY --from=install-service /opt/contrail /opt/contrail
 ENV SERVICE=serve
-# api and serve; gateway; probes of storage; service link.
-EXPOSE 7420 7421 7422 7430
+# api and serve; gateway; probes of storage; service link; other nodes of a cluster.
+EXPOSE 7420 7421 7422 7430 7431
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "/opt/contrail/deploy/container/healthy.py"]

@@ -19,7 +19,7 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
 
 .DEFAULT_GOAL := help
-.PHONY: help install run quick test test-all check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
+.PHONY: help install run quick test test-all sim chaos check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,13 @@ test: $(STAMP) ## before a pull request: everything but slow crash trials
 test-all: $(STAMP) ## after a change to log, store or recovery: every test, and more examples of the models
 	@HYPOTHESIS_PROFILE=full $(PY) -m pytest $(SIDE_BY_SIDE)
 
+sim: $(STAMP) ## random faults for simulated clusters, in virtual time (SEEDS=200, FIRST=1000, SECONDS=20)
+	@PYTHONHASHSEED=0 $(PY) -m tests.sim.run $(or $(FIRST),1000) $(or $(SEEDS),200) \
+		--seconds $(or $(SECONDS),20) --jobs $$(nproc)
+
+chaos: $(STAMP) ## random faults for a cluster under load, and checks of its promises (MINUTES=10, SEED=n)
+	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
 check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated
 	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECKS)
 
@@ -58,8 +65,8 @@ format: $(STAMP) ## put the code into the one format
 	@$(PY) -m ruff format --quiet .
 	@$(PY) -m ruff check --fix --quiet .
 
-bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md (SCALE=1: one node with much of all)
-	@$(PY) -m tests.bench $(if $(filter 1,$(SCALE)),--scale)
+bench: $(STAMP) ## measure on this machine and write docs/benchmarks.md (SCALE=1: much of all; CLUSTER=1: three nodes)
+	@$(PY) -m tests.bench $(if $(filter 1,$(SCALE)),--scale) $(if $(filter 1,$(CLUSTER)),--cluster)
 
 tour: $(STAMP) ## follow one publish and one delivery through the code, file by file
 	@$(PY) -m tests.walkthrough

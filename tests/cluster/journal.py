@@ -37,6 +37,8 @@ class Journal:
         self.settled_s: dict[tuple[str, int], float] = {}
         """When the sync acknowledgement of a (consumer, sequence) was answered."""
         self.acknowledged = 0
+        self.acknowledged_s: list[float] = []
+        """When publishes were acknowledged."""
         self.unknown = 0
         self._changed = threading.Condition()
 
@@ -52,6 +54,7 @@ class Journal:
         with self._changed:
             entry.seqs.add(seq)
             self.acknowledged += 1
+            self.acknowledged_s.append(time.monotonic())
             self._changed.notify_all()
 
     def doubted(self) -> None:

@@ -50,11 +50,15 @@ class Load:
         self._consuming = threading.Event()
         self._serving = threading.Event()
         self._publishers = [
-            threading.Thread(target=self._guard, args=(self._publish, seed, name, batch_max))
+            threading.Thread(
+                target=self._guard, args=(self._publish, seed, name, batch_max), daemon=True
+            )
             for name, batch_max in (("p0", 1), ("p1", 1), ("p2", 1), ("p3", _BATCH_MAX))
         ]
         self._consumers = [
-            threading.Thread(target=self._guard, args=(self._consume, seed, consumer, number))
+            threading.Thread(
+                target=self._guard, args=(self._consume, seed, consumer, number), daemon=True
+            )
             for number, consumer in enumerate((ALL, ALL, EVEN))
         ]
 

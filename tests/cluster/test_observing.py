@@ -95,7 +95,7 @@ def test_what_a_socket_asks_for_carries_its_handshakes_id(split: SplitServers) -
         talk.send({"op": "pub", "subject": "s.a", "data": "x"})
         talk.next("msgs")
     lines = wait_for(lambda: lines_of(split.storage, "a-socket"))
-    assert {"publish", "pull", "consumer_info"} <= {line["method"] for line in lines}
+    assert {"publish_each", "pull", "consumer_info"} <= {line["method"] for line in lines}
     assert {line["trace_id"] for line in lines} == {TRACE_ID}
 
 

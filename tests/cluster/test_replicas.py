@@ -2,7 +2,9 @@
 
 import os
 import random
+import shutil
 import signal
+import time
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,8 @@ from tests.support.servers import Process, SplitServers
 
 SEED: Final = 5_281
 NODES: Final = 3
+REPLICATED: Final = 7
+"""Groups of three nodes with several members, the meta group among them."""
 
 pytestmark = pytest.mark.cluster
 
@@ -46,6 +50,14 @@ def hold_still(node: Process, load: Load, more: int) -> None:
         until_acknowledged(load, more)
     finally:
         os.kill(node.pid, signal.SIGCONT)
+
+
+def wait_until_logged(node: Process, event: str, count: int) -> None:
+    """Wait until a node's log has so many lines of an event."""
+    deadline = time.monotonic() + PROGRESS_S
+    while node.log.read_text().count(event) < count:
+        assert time.monotonic() < deadline, node.log.read_text()[-4_000:]
+        time.sleep(0.05)
 
 
 def run(folder: Path, seed: int, rounds: int) -> list[str]:
@@ -79,3 +91,31 @@ def test_stream_that_loses_its_leader_many_times_keeps_its_promises(tmp_path: Pa
     seed = int(os.environ.get("CONTRAIL_SOAK_SEED", SEED))
     rounds = int(os.environ.get("CONTRAIL_SOAK_KILLS", "30"))
     assert run(tmp_path, seed, rounds) == [], f"seed {seed}"
+
+
+def test_lost_folder_is_filled_again_before_its_node_counts(tmp_path: Path) -> None:
+    """The folder of a node that does not lead is deleted; once it is back, the leader is killed."""
+    with SplitServers(tmp_path, NODES) as servers:
+        load = Load([edge.url for edge in servers.edges], SEED, NODES)
+        load.prepare()
+        load.start()
+        try:
+            until_acknowledged(load, ACKS_BETWEEN_KILLS[0])
+            first = leader(servers)
+            lost = next(one for one in servers.storages if one is not first)
+            lost.kill()
+            shutil.rmtree(lost.settings["data_dir"])
+            until_acknowledged(load, ACKS_BETWEEN_KILLS[0])
+            lost.start()
+            wait_until_logged(lost, "member_whole", REPLICATED)
+            assert lost.log.read_text().count("member_restoring") == REPLICATED
+            first.kill()
+            until_acknowledged(load, ACKS_BETWEEN_KILLS[0])
+            first.start()
+            load.finish()
+        finally:
+            load.abandon()
+        assert load.errors == []
+        with Contrail(servers.url) as client:
+            stored, replayed = read_all(client), list(client.replay(STREAM))
+    assert problems(load.journal, stored, replayed, eager_consumer=ALL) == []

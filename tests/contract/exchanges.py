@@ -41,6 +41,8 @@ _VARYING: Final = frozenset(
 _VARYING_HEADERS: Final = frozenset({"etag", "x-request-id", "contrail-applied-index"})
 _OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "date", "transfer-encoding"})
 """Headers that say how an answer travels, which may depend on what has arrived by then."""
+_ABOUT_PROCESSES: Final = frozenset({"/metrics", "/v1/cluster"})
+"""What these say depends on the processes."""
 _OPAQUE: Final = frozenset({"application/vnd.contrail.snapshot", "text/plain; version=0.0.4"})
 
 
@@ -84,7 +86,7 @@ X: Final = "/v1/subjects/s.a/messages"
 
 
 def _probes() -> Iterator[Ask]:
-    for path in ("/livez", "/readyz", "/metrics"):
+    for path in ("/livez", "/readyz", "/metrics", "/v1/cluster"):
         yield Ask("GET", path, 200)
         yield Ask("HEAD", path, 200)
         yield Ask("GET", path, 403, headers={"host": "evil.example"})
@@ -140,7 +142,7 @@ def _streams() -> Iterator[Ask]:
         yield Ask("PUT", "/v1/streams/BAD", status, content=body, headers=as_json)
     for bad in (
         {"subjects": ["a..b"]}, {"subjects": "a"}, {"max_age": "soon"}, {"max_msgs": 2**63},
-        {"num_replicas": 3}, {"shards": 65}, {"mirror": {"name": "X"}}, {"metadata": {"k": 1}},
+        {"num_replicas": 5}, {"shards": 65}, {"mirror": {"name": "X"}}, {"metadata": {"k": 1}},
         {"duplicate_window": "2h", "max_age": "1h"}, {"retention": "some"}, {"sealed": True},
     ):  # fmt: skip
         yield Ask("PUT", "/v1/streams/BAD", 422, json=bad)
@@ -375,6 +377,9 @@ def _endings() -> Iterator[Ask]:
     yield Ask("POST", f"{S}/purge", 200, json={"subject": "s.b", "keep": 1})
     yield Ask("POST", f"{S}/purge", 422, json={"keep": 1, "up_to_seq": 2})
     yield Ask("POST", "/v1/streams/none/purge", 404)
+    yield Ask("POST", f"{S}/leader/stepdown", 409)
+    yield Ask("POST", f"{S}/leader/stepdown", 422, json={"preferred": 7})
+    yield Ask("POST", "/v1/streams/none/leader/stepdown", 404, json={"preferred": "n2"})
     yield Ask("POST", f"{S}/seal", 412, headers={"if-match": '"other"'})
     yield Ask("POST", f"{S}/seal", 200)
     yield Ask("POST", f"{S}/seal", 200)
@@ -503,7 +508,7 @@ class Conversation:
 
     def _body(self, answer: httpx.Response, content: bytes) -> Any:
         kind = answer.headers.get("content-type", "")
-        if not content or answer.request.url.path in ("/metrics",) or kind in _OPAQUE:
+        if not content or answer.request.url.path in _ABOUT_PROCESSES or kind in _OPAQUE:
             return bool(content)
         if kind == "application/x-ndjson":
             return [self._reduced(json.loads(line)) for line in content.splitlines()]

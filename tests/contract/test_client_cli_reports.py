@@ -188,3 +188,12 @@ def test_clients_of_a_measurement_share_the_messages(shell: Shell) -> None:
         command = ("bench", "pub", "--mode", mode, "--clients", "3", "--messages", "20")
         [figures] = shell.json(*command, "--batch", "4")
         assert (figures["what"], figures["messages"]) == (f"publish, {mode}, 3 clients", 20)
+
+
+def test_status_of_the_cluster_is_shown(shell: Shell) -> None:
+    [state] = shell.json("cluster", "status")
+    assert state["status"] == "healthy"
+    assert "is healthy" in shell.run("cluster", "status")
+    away = shell.try_("cluster", "status", "--server", "http://127.0.0.1:9")
+    assert away.exit_code == 2
+    assert "contrail serve" in away.stderr

@@ -25,12 +25,22 @@ from tests.contract.exchanges import (
     assert_same,
     conversation,
 )
-from tests.support.servers import HOST, SECRET, Process, ServerProcess, SplitServers, free_port
+from tests.support.servers import (
+    HOST,
+    SECRET,
+    Process,
+    ServerProcess,
+    SplitServers,
+    WholeServers,
+    free_port,
+)
 from tests.unit.link.link_rig import Wire
 
 DOCUMENT: Final = Path(__file__).parents[2] / "openapi" / "openapi.json"
 LOCAL: Final = {"GET /livez", "GET /readyz", "GET /metrics", "POST /v1/tickets"}
 """Operations that do not ask storage."""
+IN_CLUSTERS: Final = {"POST /v1/streams/{stream}/leader/stepdown"}
+"""Operations that a node alone always refuses."""
 READ_FIRST: Final = {
     "PATCH /v1/streams/{stream}", "PATCH /v1/streams/{stream}/consumers/{consumer}",
     "POST /v1/streams/{stream}/seal", "PUT /v1/streams/{stream}/restore",
@@ -82,7 +92,8 @@ def expected_answers(fast_server: ServerProcess) -> list[Answer]:
 def test_every_operation_is_asked_once_well_and_once_badly() -> None:
     asked = Counter((operation_of(ask), ask.status < BAD) for ask in conversation())
     missing = [(name, well) for name in OPERATIONS for well in (True, False)]
-    assert [each for each in missing if not asked[each]] == []
+    refused = [(name, True) for name in IN_CLUSTERS]
+    assert [each for each in missing if not asked[each] and each not in refused] == []
 
 
 @pytest.mark.other_form
@@ -263,11 +274,19 @@ def test_each_edge_of_the_split_form_answers_as_one_process(
 
 
 @pytest.mark.other_form
+def test_node_of_a_cluster_answers_as_one_process_although_others_lead(
+    expected_answers: list[Answer], tmp_path: Path
+) -> None:
+    with WholeServers(tmp_path, **SETTINGS) as nodes, as_new(nodes.storages[1]) as client:
+        assert_same(expected_answers, answers(client))
+
+
+@pytest.mark.other_form
 def test_each_operation_whose_storage_is_lost_reports_it_and_works_again(
     expected_answers: list[Answer], linked: tuple[HeldLink, list[Process]]
 ) -> None:
     link, edges = linked
-    wanting = set(OPERATIONS) - LOCAL
+    wanting = set(OPERATIONS) - LOCAL - IN_CLUSTERS
     expected, lost, found = {}, {}, []
     with as_new(edges[0]) as client:
         conversing = Conversation(client)

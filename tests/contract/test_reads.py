@@ -94,19 +94,24 @@ def test_reads_of_an_unknown_stream_are_404(unused: Stream) -> None:
         assert_problem(unused.client.get(f"{unused.path}/{rest}"), 404, 10059)
 
 
-@pytest.mark.parametrize("rest", ["messages/2", "messages", "last", "subjects", "deleted"])
+@pytest.mark.parametrize(
+    "rest",
+    ["", "messages/2", "messages", "last", "subjects", "deleted", "replay", "replay/plan"],
+)
 def test_read_of_any_replica_says_how_far_it_is(stream: Stream, rest: str) -> None:
     stream.fill(3)
-    answer = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "any"})
+    path = f"{stream.path}/{rest}".rstrip("/")
+    answer = stream.client.get(path, params={"consistency": "any"})
     assert answer.headers["nats-last-sequence"] == "3"
+    assert answer.headers["contrail-staleness"] == "0"
     before = int(answer.headers["contrail-applied-index"])
     stream.publish()
-    after = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "any"})
+    after = stream.client.get(path, params={"consistency": "any"})
     assert after.headers["nats-last-sequence"] == "4"
     assert int(after.headers["contrail-applied-index"]) > before
-    leader = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "leader"})
+    leader = stream.client.get(path, params={"consistency": "leader"})
     assert not leader.headers.keys() & {"nats-last-sequence", "contrail-applied-index"}
-    other = stream.client.get(f"{stream.path}/{rest}", params={"consistency": "some"})
+    other = stream.client.get(path, params={"consistency": "some"})
     assert_problem(other, 422, None, "consistency")
 
 

@@ -232,3 +232,19 @@ def test_shutdown_answers_what_waits_and_ends_cleanly(own_server: ServerProcess)
     for thread in waits:
         thread.join(10)
     assert answers == [503, 503]
+
+
+# The cluster -------------------------------------------------------------------------------------
+def test_server_alone_is_a_cluster_of_one_node(client: httpx.Client) -> None:
+    state = client.get("/v1/cluster").json()
+    assert (state["status"], state["missing"]) == ("healthy", [])
+    [node] = state["nodes"]
+    assert (node["number"], node["up"]) == (1, True)
+    assert node["disk"]["free_bytes"] <= node["disk"]["bytes"]
+    assert state["meta_leader"] == node["name"]
+    assert [group["kind"] for group in state["groups"]] == ["meta", "single"]
+    for group in state["groups"]:
+        [member] = group["members"]
+        assert (member["role"], member["current"], member["lag"]) == ("leader", True, 0)
+        assert member["name"] == group["leader"] == node["name"]
+        assert member["applied"] <= member["commit"] <= member["durable"]

@@ -135,6 +135,15 @@ def newest_record(data_dir: Path) -> Path:
     return damage.newest_file(data_dir, "checkpoints/*")
 
 
+def flip_copies(data_dir: Path, chance: random.Random, name: str) -> str:
+    """Damage a file that is kept twice, and its copy."""
+    return ", ".join(damage.flip_bit(path, chance) for path in sorted(data_dir.glob(f"{name}*")))
+
+
+def remove_copies(data_dir: Path, name: str) -> str:
+    return ", ".join(damage.remove(path) for path in sorted(data_dir.glob(f"{name}*")))
+
+
 def manifest(data_dir: Path) -> Path:
     return damage.newest_file(data_dir, "store/MANIFEST-*")
 
@@ -148,9 +157,7 @@ def manifest(data_dir: Path) -> Path:
         pytest.param(lambda d, c: damage.flip_bit(manifest(d), c), 4, id="bit of the manifest"),
         pytest.param(lambda d, c: damage.remove(manifest(d)), 1, id="missing manifest"),
         pytest.param(lambda d, c: damage.remove(d / "store/CURRENT"), 1, id="missing CURRENT"),
-        pytest.param(lambda d, c: damage.cut_end(newest_record(d), c), 4, id="cut record"),
-        pytest.param(lambda d, c: damage.flip_bit(newest_record(d), c), 3, id="bit of a record"),
-        pytest.param(lambda d, c: damage.flip_bit(d / "identity", c), 2, id="bit of the identity"),
+        pytest.param(lambda d, c: flip_copies(d, c, "identity"), 2, id="bit of the identity"),
         pytest.param(
             lambda d, c: damage.remove(damage.some_file(d, "wal/*0[0-9a-e]-*.wal", c)),
             1,
@@ -225,6 +232,27 @@ def test_flipped_bit_of_the_log_before_its_last_batch_refuses_the_start(stored: 
         assert ["write-ahead log is damaged" in text for text in said] == [True], (done, said)
 
 
+@pytest.mark.parametrize("archive", ["stored", "sealed"])
+def test_damage_to_one_of_two_copies_changes_nothing(
+    archive: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Archive = request.getfixturevalue(archive)
+    spoils: list[Spoil] = [
+        lambda d, c: damage.cut_end(newest_record(d), c),
+        lambda d, c: damage.flip_bit(newest_record(d), c),
+        lambda d, c: damage.flip_bit(d / "identity", c),
+        lambda d, c: damage.cut_end(d / "identity", c),
+        lambda d, _: damage.remove(d / "identity"),
+    ]
+    if archive == "sealed":
+        spoils += [
+            lambda d, c: damage.flip_bit(d / "keys", c),
+            lambda d, _: damage.remove(d / "keys"),
+        ]
+    for spoil in spoils:
+        assert folder.spoil(spoil)[1:] == ([], [])
+
+
 def test_damaged_end_of_the_log_is_cut_without_loss(stored: Archive) -> None:
     def flip(data_dir: Path, chance: random.Random) -> str:
         segment = last_segment(data_dir)
@@ -242,10 +270,8 @@ def test_damaged_end_of_the_log_is_cut_without_loss(stored: Archive) -> None:
 @pytest.mark.parametrize(
     ("spoil", "times"),
     [
-        pytest.param(lambda d, c: damage.flip_bit(d / "keys", c), 4, id="bit of the data keys"),
-        pytest.param(lambda d, c: damage.cut_end(d / "keys", c), 3, id="cut data keys"),
-        pytest.param(lambda d, c: damage.remove(d / "keys"), 1, id="missing data keys"),
-        pytest.param(lambda d, c: damage.cut_end(newest_record(d), c), 2, id="cut record"),
+        pytest.param(lambda d, c: flip_copies(d, c, "keys"), 4, id="bit of the data keys"),
+        pytest.param(lambda d, _: remove_copies(d, "keys"), 1, id="missing data keys"),
     ],
 )
 def test_damage_to_a_needed_file_of_an_encrypted_folder_is_noticed(

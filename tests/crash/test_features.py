@@ -10,10 +10,9 @@ from typing import Final
 
 import pytest
 
-from contrail_storage.replica.write_behind import HOLD_S
 from tests.crash.features import features
 from tests.crash.trials import broken_promises, kill_points, undisturbed
-from tests.crash.zygote import HELD_S, Job, Zygote
+from tests.crash.zygote import HELD_S, SOON_S, Job, Zygote
 
 SEED: Final = 20_270
 NODE_KEYS: Final = (bytes(range(32)),)
@@ -24,7 +23,7 @@ def job(hold_s: float) -> Job:
     return Job(steps=features(SEED), end="stop", hold_s=hold_s)
 
 
-@pytest.mark.parametrize("hold_s", [HOLD_S, HELD_S], ids=["soon", "held"])
+@pytest.mark.parametrize("hold_s", [SOON_S, HELD_S], ids=["soon", "held"])
 def test_undisturbed_run_over_all_rules_keeps_its_promises(
     zygote: Zygote, area: Path, hold_s: float
 ) -> None:
@@ -34,14 +33,14 @@ def test_undisturbed_run_over_all_rules_keeps_its_promises(
 @pytest.mark.parametrize(
     ("hold_s", "power_cuts", "node_keys", "stride"),
     [
-        pytest.param(HOLD_S, False, (), 61, id="soon-killed"),
+        pytest.param(SOON_S, False, (), 61, id="soon-killed"),
         pytest.param(HELD_S, False, (), 53, id="held-killed"),
         pytest.param(HELD_S, True, NODE_KEYS, 71, id="held-power cut-encrypted"),
         *(
             pytest.param(hold_s, cuts, node_keys, 1, marks=pytest.mark.slow, id=name)
             for hold_s, cuts, node_keys, name in (
-                (HOLD_S, False, (), "every-soon-killed"),
-                (HOLD_S, True, NODE_KEYS, "every-soon-power cut-encrypted"),
+                (SOON_S, False, (), "every-soon-killed"),
+                (SOON_S, True, NODE_KEYS, "every-soon-power cut-encrypted"),
                 (HELD_S, False, (), "every-held-killed"),
                 (HELD_S, True, (), "every-held-power cut"),
                 (HELD_S, True, NODE_KEYS, "every-held-power cut-encrypted"),

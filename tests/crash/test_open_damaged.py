@@ -162,8 +162,9 @@ def manifest(folder: Path) -> Path:
     return damage.newest_file(folder, "store/MANIFEST-*")
 
 
-def newest_record(folder: Path) -> Path:
-    return damage.newest_file(folder, "checkpoints/*")
+def both_identities(spoil: Callable[[Path, random.Random], str]) -> Spoil:
+    """Damage the file and its copy."""
+    return lambda d, c: " ".join(spoil(path, c) for path in sorted(d.glob("identity*")))
 
 
 STORE_DAMAGE: Final = [
@@ -217,10 +218,8 @@ def test_blocks_beside_the_tables_are_found_though_the_store_lost_their_place(
 @pytest.mark.parametrize(
     "spoil",
     [
-        pytest.param(lambda d, c: damage.cut_end(newest_record(d), c), id="cut record"),
-        pytest.param(lambda d, c: damage.flip_bit(newest_record(d), c), id="bit of a record"),
-        pytest.param(lambda d, c: damage.flip_bit(d / "identity", c), id="bit of the identity"),
-        pytest.param(lambda d, c: damage.cut_end(d / "identity", c), id="cut identity"),
+        pytest.param(both_identities(damage.flip_bit), id="bit of the identity"),
+        pytest.param(both_identities(damage.cut_end), id="cut identity"),
     ],
 )
 def test_damage_beside_the_messages_loses_none(stored: Damaged, spoil: Spoil) -> None:
@@ -291,7 +290,9 @@ def test_wrong_or_missing_node_key_is_no_damage_and_nothing_is_touched(sealed: D
 
 
 def test_damaged_data_keys_are_refused_with_the_switch_too(sealed: Damaged) -> None:
-    folder = sealed.spoiled(lambda d, c: damage.flip_bit(d / "keys", c))
+    folder = sealed.spoiled(
+        lambda d, c: " ".join(damage.flip_bit(path, c) for path in sorted(d.glob("keys*")))
+    )
     assert "keys" in sealed.refused(folder, accept=True)
 
 

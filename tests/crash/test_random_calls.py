@@ -7,12 +7,11 @@ from typing import Final
 
 import pytest
 
-from contrail_storage.replica.write_behind import HOLD_S
 from tests.crash.disk import Kill, Lane, Plan
 from tests.crash.history import Stopped
 from tests.crash.script import Wanderer
 from tests.crash.trials import Trial
-from tests.crash.zygote import HELD_S, Job, Zygote
+from tests.crash.zygote import HELD_S, SOON_S, Job, Zygote
 
 CALLS_MAX: Final[dict[Lane, int]] = {"log": 130, "store": 110, "files": 40}
 LIVES: Final = 3
@@ -34,7 +33,7 @@ def crash_repeatedly(zygote: Zygote, directory: Path, seed: int) -> list[str]:
                 first_number=life * NUMBERS,
                 plan=Plan(seed=seed, kill=kill),
                 successors=seed % 3 == 0,
-                hold_s=HELD_S if seed % 4 == 1 else HOLD_S,
+                hold_s=HELD_S if seed % 4 == 1 else SOON_S,
                 end="stop",
             )
         )

@@ -36,6 +36,7 @@ _LIFE_S: Final = 60.0
 _NEVER_S: Final = 1_000.0
 HELD_S: Final = 1_000.0
 """Hold the changes of entries back until a call needs them in the store."""
+SOON_S: Final = 0.005
 _ROOT: Final = Path(__file__).parents[2]
 
 
@@ -55,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     segment_bytes: int = 4_096
     merge_blocks: int = 4
     page_blocks: int = 4
-    hold_s: float = write_behind.HOLD_S
+    hold_s: float = SOON_S
     blob_bytes_min: int = 256
     mutant: str = ""
     accept: bool = False
@@ -161,6 +162,7 @@ async def _live(job: Job, reporter: Reporter) -> None:
     switch = Switch(job.plan, reporter)
     replace(storage_node, "LogTime", MovedTime)
     replace(write_behind, "HOLD_S", job.hold_s)
+    replace(write_behind, "SOON_S", job.hold_s)
     if job.mutant:
         MUTANTS[job.mutant]()
     root = Path(job.data_dir)

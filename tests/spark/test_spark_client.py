@@ -190,6 +190,12 @@ def test_without_fail_on_data_loss_the_server_is_asked_to_clamp(server: ReplaySe
     assert server.asked("/replay")[0]["clamp"] == "true"
 
 
+def test_any_replica_is_asked_for_the_plan_and_the_parts(server: ReplayServer) -> None:
+    Reader(server, consistency="Any").rows()
+    asked = [*server.asked("/replay/plan"), *server.asked("/replay")]
+    assert {query["consistency"] for query in asked} == {"any"}
+
+
 def test_an_unknown_stream_is_refused_by_name(server: ReplayServer) -> None:
     with pytest.raises(ServerRefusedError, match="stream NONE: 404 stream_not_found"):
         Reader(server, stream="NONE").rows()

@@ -71,6 +71,7 @@ def test_every_option_given_is_taken() -> None:
             "option startingTimestamp: must be milliseconds since",
         ),
         ({"endingTimestamp": "2013-01-01T10:00:00"}, "RFC 3339 with an offset"),
+        ({"consistency": "all"}, "option consistency: must be leader or any"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss: must be true or false"),
         ({"columns": "seq,,data"}, "option columns: must be a comma-separated list"),
         ({"columns": "seq,seq"}, "option columns: must not name a column twice"),

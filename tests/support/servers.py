@@ -263,3 +263,26 @@ class _InTurn(httpx.BaseTransport):
 
 def _joined(ports: Iterable[int]) -> str:
     return ",".join(f"{HOST}:{port}" for port in ports)
+
+
+class WholeServers(SplitServers):
+    """Three nodes, each of which serves everything; requests go to them in turn."""
+
+    def __init__(self, folder: Path, nodes: int = 3, **settings: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [f"n{number}" for number in range(1, nodes + 1)]
+        peers = ",".join(f"{name}={HOST}:{free_port()}" for name in names)
+        common = {"cluster_secret": SECRET, "peers": peers, **settings}
+        self.storages = [
+            Process("serve", folder / f"{name}.log", data_dir=folder / name, node=name, **common)
+            for name in names
+        ]
+        self._turns = itertools.cycle(range(nodes))
+
+    @property
+    def edges(self) -> list[Process]:
+        return self.storages
+
+    @property
+    def processes(self) -> list[Process]:
+        return self.storages

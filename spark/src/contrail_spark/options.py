@@ -33,6 +33,7 @@ NAMES: Final = (
     "minPartitions",
     "columns",
     "failOnDataLoss",
+    "consistency",
     "fetchRetries",
     "requestTimeoutMs",
     "token",
@@ -66,6 +67,7 @@ class ReplayOptions:
     splits: int = DEFAULT_SPLITS
     columns: tuple[str, ...] | None = None
     fail_on_data_loss: bool = True
+    consistency: str | None = None
     retries: int = DEFAULT_RETRIES
     timeout_s: float = DEFAULT_TIMEOUT_MS / 1_000
     token: str | None = field(default=None, repr=False)
@@ -113,6 +115,7 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
         splits=read("splits", _splits) or read("minPartitions", _splits) or DEFAULT_SPLITS,
         columns=read("columns", _columns),
         fail_on_data_loss=read("failOnDataLoss", _boolean) is not False,
+        consistency=read("consistency", _consistency),
         retries=_or(read("fetchRetries", _retries), DEFAULT_RETRIES),
         timeout_s=_or(read("requestTimeoutMs", _timeout_ms), DEFAULT_TIMEOUT_MS) / 1_000,
         token=read("token", _token),
@@ -224,6 +227,13 @@ def _boolean(text: str) -> bool:
     value = _BOOLEANS.get(text.strip().lower())
     if value is None:
         raise ValueError(f"must be true or false, not {text!r}")
+    return value
+
+
+def _consistency(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("leader", "any"):
+        raise ValueError(f"must be leader or any, not {text!r}")
     return value
 
 

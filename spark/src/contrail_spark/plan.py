@@ -48,6 +48,7 @@ def plan_query(options: ReplayOptions) -> Query:
         "start_time": options.start_time,
         "end_time": options.end_time,
         "subject": options.subject,
+        "consistency": options.consistency,
     }
     return [(name, str(value)) for name, value in asked.items() if value is not None]
 
@@ -120,6 +121,8 @@ def replay_query(
     ]
     if options.subject is not None:
         query.append(("subject", options.subject))
+    if options.consistency is not None:
+        query.append(("consistency", options.consistency))
     if not options.fail_on_data_loss:
         query.append(("clamp", "true"))
     return query

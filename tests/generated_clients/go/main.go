@@ -62,12 +62,12 @@ func main() {
 	}
 	payload := must(client.GetMessageWithResponse(ctx, stream, 2, nil)).Body
 
-	etag := must(client.GetStreamWithResponse(ctx, stream)).HTTPResponse.Header.Get("ETag")
+	etag := must(client.GetStreamWithResponse(ctx, stream, nil)).HTTPResponse.Header.Get("ETag")
 	config.Description = to("guarded")
 	guard := contrail.PutStreamParams{IfMatch: &etag}
 	updated := must(client.PutStreamWithResponse(ctx, stream, &guard, config)).JSON200
 	stale := must(client.PutStreamWithResponse(ctx, stream, &guard, config)).ApplicationproblemJSON412
-	missing := must(client.GetStreamWithResponse(ctx, "NONE")).ApplicationproblemJSON404
+	missing := must(client.GetStreamWithResponse(ctx, "NONE", nil)).ApplicationproblemJSON404
 
 	farName := stream + "-far"
 	must(client.CreateStreamWithResponse(ctx, nil, contrail.StreamConfigBody{

@@ -86,11 +86,11 @@ public final class Scenario {
         Files.readAllBytes(reading.getMessage(stream, 2L, null, null, null).toPath());
 
     String etag =
-        streams.getStreamWithHttpInfo(stream).getHeaders().get("etag").get(0);
+        streams.getStreamWithHttpInfo(stream, null).getHeaders().get("etag").get(0);
     config.setDescription("guarded");
     StreamInfoJson updated = streams.putStream(stream, config, null, etag, null);
     Problem stale = refused(() -> streams.putStream(stream, config, null, etag, null));
-    Problem missing = refused(() -> streams.getStream("NONE"));
+    Problem missing = refused(() -> streams.getStream("NONE", null));
 
     String far = stream + "-far";
     streams.createStream(

@@ -53,6 +53,16 @@ def test_newest_messages_are_asked_for_as_of_a_point() -> None:
     assert ([message.seq for message in page.items], page.next_page_token) == ([4], "u")
 
 
+def test_replica_says_how_old_it_is() -> None:
+    call = range_call(consistency="any")
+    assert call.request.query == (("consistency", "any"),)
+    headers = {"contrail-staleness": "75"}
+    body = b'{"messages": [], "next_seq": 6, "num_pending": 0}'
+    assert conclude(call, Answer(200, headers, body)).staleness_ms == 75
+    assert conclude(call, Answer(204, headers)).staleness_ms == 75
+    assert conclude(call, Answer(200, {}, body)).staleness_ms is None
+
+
 def test_delete_is_not_repeatable() -> None:
     call = reading.delete_message("S", 4, shard=1)
     assert (call.request.method, call.request.query) == ("DELETE", (("shard", "1"),))

@@ -51,7 +51,10 @@ def test_each_service_declares_a_setting_once() -> None:
 
 
 # The page gives the defaults of these in words.
-IN_WORDS = {"allowed_hosts", "allowed_origins", "max_payload", "memory_max_bytes"}
+IN_WORDS = {
+    *("allowed_hosts", "allowed_origins", "max_payload", "memory_max_bytes"),
+    *("peers", "peer_port", "link_port", "log_tail_bytes"),
+}
 
 
 def documented(names: str, defaults: str) -> list[tuple[str, str]]:

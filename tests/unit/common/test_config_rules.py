@@ -79,7 +79,6 @@ def test_duplicate_window_defaults_to_two_minutes_but_not_beyond_max_age() -> No
         ({"num_replicas": 4}, "/num_replicas"),
         ({"num_replicas": 6}, "/num_replicas"),
         ({"num_replicas": 3, "storage": "memory"}, "/num_replicas"),
-        ({"num_replicas": 3, "erasure": "subject_key"}, "/num_replicas"),
         ({"first_seq": -1}, "/first_seq"),
         ({"subject_delete_marker_ttl_ns": -1}, "/subject_delete_marker_ttl"),
         ({"subject_delete_marker_ttl_ns": NS_PER_S - 1}, "/subject_delete_marker_ttl"),

@@ -26,7 +26,9 @@ from tests.unit.containers.files import (
 SCHEMA = json.loads(Path(__file__).with_name("compose_schema.json").read_text())
 SECRETS = "/run/secrets/"
 LONG_RUNNING = sorted(set(services()) - {"demo"})
-PROCESSES = sorted(set(services()) & set(SERVICES))
+COMMANDS = {name: each.get("environment", {}).get("SERVICE") for name, each in services().items()}
+PROCESSES = sorted(name for name, command in COMMANDS.items() if command in SERVICES)
+NODES = ("storage1", "storage2", "storage3")
 
 
 @pytest.fixture
@@ -40,12 +42,12 @@ def secrets(tmp_path: Path) -> Path:
 def effective(service: str, secrets: Path) -> ProcessSettings:
     """The settings with which the service's process would start."""
     environment = image_environment() | services()[service]["environment"]
-    assert environment.pop("SERVICE") == service
+    command = environment.pop("SERVICE")
     found = {
         name: str(value).replace(SECRETS, f"{secrets}/") for name, value in environment.items()
     }
-    values = {name: each.value for name, each in read_settings({}, found, None, service).items()}
-    return SERVICES[service].settings(values)
+    values = {name: each.value for name, each in read_settings({}, found, None, command).items()}
+    return SERVICES[command].settings(values)
 
 
 def test_it_is_valid_against_the_schema() -> None:
@@ -58,7 +60,7 @@ def test_it_is_valid_against_the_schema() -> None:
     [("restart", "sometimes"), ("prots", []), ("stop_grace_period", 60), ("healthcheck", {})],
 )
 def test_the_schema_refuses_what_is_not_of_the_format(key: str, value: Any) -> None:
-    broken = {**compose(), "services": {"api": {**services()["api"], key: value}}}
+    broken = {**compose(), "services": {"api1": {**services()["api1"], key: value}}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(broken, SCHEMA)
 
@@ -105,9 +107,9 @@ def test_what_a_service_refers_to_exists(name: str) -> None:
     assert set(service["networks"]) <= set(compose()["networks"])
 
 
-def test_what_is_submitted_to_spark_reaches_the_api_and_no_other_service() -> None:
+def test_what_is_submitted_to_spark_reaches_the_apis_and_no_other_service() -> None:
     reachable = {name for name, each in services().items() if "spark" in each["networks"]}
-    assert reachable == {"spark-master", "spark-worker", "demo", "api"}
+    assert reachable == {"spark-master", "spark-worker", "demo", "api1", "api2"}
 
 
 @each("name", services())
@@ -120,7 +122,7 @@ def test_a_secret_that_is_named_is_handed_over(name: str) -> None:
 
 @each("name", services())
 def test_every_variable_is_a_setting_of_the_service(name: str) -> None:
-    known = DEFAULTS.get(name, {})
+    known = DEFAULTS.get(COMMANDS[name], {})
     assert {
         variable
         for variable in services()[name].get("environment", {})
@@ -142,25 +144,43 @@ def test_the_settings_are_accepted_and_reach_beyond_the_container(name: str, sec
 
 
 def test_processes_find_each_other_by_name_and_port(secrets: Path) -> None:
-    storage, api, gateway = (effective(name, secrets) for name in ("storage", "api", "gateway"))
-    assert isinstance(storage, StorageSettings)
-    assert isinstance(api, EdgeProcessSettings)
-    assert isinstance(gateway, EdgeProcessSettings)
-    assert api.storage == gateway.storage == (("storage", storage.link_port),)
-    assert (api.peers, gateway.peers) == ((("gateway", gateway.port),), (("api", api.port),))
-    # A forwarded request keeps the Host header that it came with.
-    assert {"api", "gateway"} <= api.allowed_hosts & gateway.allowed_hosts
+    settings = {name: effective(name, secrets) for name in PROCESSES}
+    links: list[tuple[str, int]] = []
+    for name in NODES:
+        node = settings[name]
+        assert isinstance(node, StorageSettings)
+        assert node.cluster is not None
+        assert (node.cluster.name, node.cluster.names) == (name, NODES)
+        assert node.cluster.addresses[name] == f"{name}:{node.cluster.port}"
+        links.append((name, node.link_port))
+    ports = {"api": (7420, "gateway"), "gateway": (7421, "api")}
+    for name in ("api1", "api2", "gateway1", "gateway2"):
+        edge, (port, other) = settings[name], ports[name[:-1]]
+        assert isinstance(edge, EdgeProcessSettings)
+        assert edge.port == port
+        assert edge.storage == tuple(links)
+        assert edge.peers == tuple((f"{other}{at}", ports[other][0]) for at in (1, 2))
+        # A forwarded request keeps the Host header that it came with.
+        assert {name, f"{other}1", f"{other}2"} <= edge.allowed_hosts
+        assert set(services()[name]["depends_on"]) == set(NODES)
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_the_published_port_is_the_one_that_answers(name: str, secrets: Path) -> None:
-    port = effective(name, secrets).port
-    assert services()[name]["ports"] == [f"127.0.0.1:{port}:{port}"]
+def test_the_published_port_leads_to_the_one_that_answers(name: str, secrets: Path) -> None:
+    [published] = services()[name]["ports"]
+    assert published.endswith(f":{effective(name, secrets).port}")
+
+
+def test_published_ports_differ() -> None:
+    published = [
+        port.rpartition(":")[0] for one in services().values() for port in one.get("ports", [])
+    ]
+    assert len(set(published)) == len(published)
 
 
 def test_the_demonstration_is_given_the_server_the_token_and_the_cluster() -> None:
     demo = parse_settings(services()["demo"]["command"])
-    assert demo.url == "http://api:7420"
+    assert demo.url == "http://api1:7420"
     master = f"spark://{services()['spark-master']['hostname']}:{MASTER_PORT}"
     assert demo.spark_master == services()["spark-worker"]["command"][0] == master
     # The executors read the token at the path that the driver names.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contrail_serve.settings import DEFAULT_PORT, GATEWAY_PORT, LINK_PORT, STORAGE_PORT
+from contrail_serve.settings import DEFAULT_PORT, GATEWAY_PORT, LINK_PORT, PEER_PORT, STORAGE_PORT
 from contrail_spark.standalone import MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT
 from tests.checks.repository import ROOT
 from tests.support.each import each
@@ -133,7 +133,7 @@ def test_a_build_without_a_target_makes_the_services_and_a_change_of_service_bui
 
 
 def test_every_port_anything_listens_on_is_exposed_and_explained() -> None:
-    ports = {DEFAULT_PORT, GATEWAY_PORT, STORAGE_PORT, LINK_PORT}
+    ports = {DEFAULT_PORT, GATEWAY_PORT, STORAGE_PORT, LINK_PORT, PEER_PORT}
     ports |= {MASTER_PORT, MASTER_WEB_PORT, WORKER_WEB_PORT}
     exposed = [word for image in IMAGES for text in texts(image, "EXPOSE") for word in text.split()]
     assert set(map(int, exposed)) == ports

@@ -17,6 +17,13 @@ from tests.unit.containers.files import health_command, here, texts
 ENTRYPOINT = here(json.loads(texts("runtime", "ENTRYPOINT")[0]))
 
 
+LINKED = {
+    "CONTRAIL_LINK_PORT": free_port(),
+    "CONTRAIL_CLUSTER_SECRET": "the cluster secret of a test",
+}
+"""For a process of several. A whole server without a cluster refuses these settings."""
+
+
 def environment(**variables: object) -> dict[str, str]:
     """The image's: its Python is first on PATH."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -39,11 +46,15 @@ def test_a_service_starts_in_place_answers_its_health_check_and_stops(
     settings = environment(
         SERVICE=service,
         CONTRAIL_PORT=free_port(),
-        CONTRAIL_LINK_PORT=free_port(),
         CONTRAIL_DATA_DIR=tmp_path / "data",
-        CONTRAIL_CLUSTER_SECRET="the cluster secret of a test",
         # The check carries no token, and needs none.
         CONTRAIL_TOKEN="the-token-of-a-test",
+        # A whole server has no use for it unless it is a node of a cluster.
+        **(
+            {}
+            if service == "serve"
+            else {"CONTRAIL_CLUSTER_SECRET": "the cluster secret of a test"}
+        ),
     )
     with subprocess.Popen(ENTRYPOINT, env=settings, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -133,7 +133,9 @@ class LinkDouble:
             except ApiError as error:
                 done([at], error)
 
-    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+    async def get_message(
+        self, stream: str, seq: int, shard: int | None = None, replica: str = ""
+    ) -> StoredMessage:
         self._fail()
         self.reads_made += 1
         if self.reads is not None:
@@ -212,7 +214,7 @@ class LinkDouble:
         self.used_tickets.add(nonce)
         return first
 
-    def readiness(self) -> dict[str, str]:
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
         return self.unready
 
     async def metrics_text(self) -> str:

@@ -57,7 +57,7 @@ def as_read_here(data: bytes, cuts: list[int]) -> Seen:
             if isinstance(one, Frame):
                 found.append((one.opcode, bytes(one.data), one.fin))
             else:
-                found.append((Opcode.TEXT, one, True))
+                found += [(Opcode.TEXT, message, True) for message in one]
     return found, wire.data_to_send(), repr(wire.parser_exc)
 
 

@@ -91,7 +91,7 @@ async def served(
 ) -> AsyncIterator[tuple[LinkServer, int]]:
     """``link`` on a port of this machine."""
     listener = bound(port)
-    server = LinkServer(link, key, limits, node=node)
+    server = LinkServer(link, [key], limits, node=node)
     await server.start(listener)
     try:
         yield server, port_of(listener)
@@ -104,7 +104,7 @@ async def remote(
     port: int, limits: LinkLimits = QUICK, key: bytes = KEY, up: bool = True
 ) -> AsyncIterator[RemoteLink]:
     """A client of the link at ``port``."""
-    link = RemoteLink((HOST, port), key, limits)
+    link = RemoteLink((HOST, port), [key], limits)
     link.start()
     try:
         if up:

@@ -18,7 +18,7 @@ from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_link.contract.consume import AckItem, AckResult, Delivery, PullRequest, PullResult
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome, PubResult
-from contrail_link.contract.read import ReadPosition
+from contrail_link.contract.read import ReadPosition, ReplicaPosition
 from contrail_link.contract.streams import CreateMode, Page
 from contrail_link.routed.leaders import Node, OwnNode
 
@@ -100,6 +100,7 @@ class FakeNode:
         self.sent: list[tuple[str, Any]] = []
         """Requests with a possible effect: method and content."""
         self.asked = 0
+        self.has_copy = True
         self.events: list[EventsResult] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -160,7 +161,7 @@ class FakeNode:
         found: tuple[StreamInfo, bool] = await self._change(META, "put", config.name, effect)
         return found
 
-    async def stream_info(self, name: str) -> StreamInfo:
+    async def stream_info(self, name: str, replica: str = "") -> StreamInfo:
         await self._read(name)
         return self.cluster.info(name)
 
@@ -224,8 +225,19 @@ class FakeNode:
         await self._read(stream)
         return ReadPosition(len(self.cluster.stored[stream]), 1)
 
-    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        await self._read(stream)
+    async def find_replica(self, stream: str, shard: int | None = None) -> ReplicaPosition:
+        await self._reach()
+        if not self.has_copy:
+            raise ApiError(errors.NOT_LEADER, applied=False, leader=self.hint(stream))
+        return ReplicaPosition(len(self.cluster.stored[stream]), 1, self.name, 0)
+
+    async def get_message(
+        self, stream: str, seq: int, shard: int | None = None, replica: str = ""
+    ) -> StoredMessage:
+        if replica == self.name:
+            await self._reach()
+        else:
+            await self._read(stream)
         raise ApiError(errors.MESSAGE_NOT_FOUND, applied=False)
 
     async def pull(self, request: PullRequest) -> PullResult:

@@ -81,7 +81,7 @@ def nonce(filling: int) -> bytes:
 
 
 def ends(server_key: bytes = KEY, client_key: bytes = KEY) -> tuple[ServerHandshake, Handshake]:
-    return ServerHandshake(server_key, nonce(1)), ClientHandshake(client_key, nonce(2))
+    return ServerHandshake([server_key], nonce(1)), ClientHandshake(client_key, nonce(2))
 
 
 def proof_of(client: Handshake, server: ServerHandshake) -> bytes:
@@ -102,6 +102,13 @@ def test_ends_with_one_secret_find_each_other_in_any_pieces(cuts: list[int], res
     for piece in pieces(answer, cuts):
         assert client.feed(piece) == b""
     assert client.done
+
+
+def test_each_secret_of_the_server_is_accepted_and_proved() -> None:
+    for key in (KEY, OTHER_KEY):
+        server, client = ServerHandshake([KEY, OTHER_KEY], nonce(1)), ClientHandshake(key, nonce(2))
+        client.feed(server.feed(proof_of(client, server)))
+        assert client.done
 
 
 def test_what_follows_the_proof_is_kept() -> None:
@@ -129,7 +136,7 @@ def test_overheard_proof_is_worth_nothing_on_the_next_connection() -> None:
     overheard = proof_of(client, server)
     server.feed(overheard)
     with pytest.raises(HandshakeError):
-        ServerHandshake(KEY, nonce(3)).feed(overheard)
+        ServerHandshake([KEY], nonce(3)).feed(overheard)
 
 
 def test_clients_own_proof_sent_back_is_no_proof() -> None:
@@ -141,14 +148,14 @@ def test_clients_own_proof_sent_back_is_no_proof() -> None:
 
 @given(st.binary(min_size=1, max_size=200).filter(lambda data: not MAGIC.startswith(data[:8])))
 def test_stranger_is_turned_away_at_its_first_wrong_byte(data: bytes) -> None:
-    server = ServerHandshake(KEY, nonce(1))
+    server = ServerHandshake([KEY], nonce(1))
     with pytest.raises(HandshakeError):
         server.feed(data)
 
 
 @given(st.binary(min_size=64, max_size=200))
 def test_guessed_proof_is_turned_away(data: bytes) -> None:
-    server = ServerHandshake(KEY, nonce(1))
+    server = ServerHandshake([KEY], nonce(1))
     with pytest.raises(HandshakeError):
         server.feed(MAGIC + data)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +14,9 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import ConsumerConfig, PublishMessage
+from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import AckItem, PullRequest
-from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 from contrail_link.contract.read import RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_link.tcp import frames
@@ -285,6 +286,52 @@ def test_publish_by_callback_is_unknown_when_cut_and_refused_while_away(tmp_path
     run(scenario())
 
 
+class Partly:
+    """Stores the first messages that came together, refuses the third, and says no more."""
+
+    def readiness(self) -> dict[str, str]:
+        return {}
+
+    def publish_each_then(
+        self,
+        messages: list[PublishMessage],
+        done: Callable[[list[int], PublishOutcome], None],
+    ) -> None:
+        done([0, 1], PublishAck("S", [PubResult(7, count=2)], "fsync"))
+        done([2], ApiError(errors.NOT_LEADER, applied=False, leader="n2"))
+
+
+def test_messages_that_came_together_are_answered_in_parts_and_the_rest_is_unknown() -> None:
+    async def scenario() -> None:
+        outcomes: list[tuple[list[int], Any]] = []
+        sent = [message()] * 5
+
+        def done(positions: list[int], outcome: PublishOutcome) -> None:
+            outcomes.append((positions, outcome))
+
+        async with (
+            served(cast(StorageLink, Partly())) as (_, port),
+            Wire(port) as wire,
+            remote(wire.port) as link,
+        ):
+            link.publish_each_then(sent, done)
+            await until(lambda: len(outcomes) == 2)
+            assert outcomes[0] == ([0, 1], PublishAck("S", [PubResult(7, count=2)], "fsync"))
+            assert outcomes[1][0] == [2]
+            assert is_refusal(outcomes[1][1], errors.NOT_LEADER, False)
+            assert outcomes[1][1].leader == "n2"
+            wire.refuse = True
+            await link_is_down(wire, link)
+            assert outcomes[2][0] == [3, 4]
+            assert is_refusal(outcomes[2][1], errors.OUTCOME_UNKNOWN)
+            link.publish_each_then(sent, done)
+            assert outcomes[3][0] == [0, 1, 2, 3, 4]
+            assert is_refusal(outcomes[3][1], errors.NOT_READY, False)
+            assert len(outcomes) == 4
+
+    run(scenario())
+
+
 async def link_is_down(wire: Wire, link: RemoteLink) -> None:
     wire.cut()
     await until(lambda: "storage link" in link.readiness())
@@ -471,7 +518,7 @@ def test_storage_gone_and_back_is_found_again(tmp_path: Path) -> None:
                 assert (await publish(link, "S", [message()])).results[0].seq == seq
                 await running.stop(1.0)
                 await until(lambda: "storage link" in link.readiness())
-                running = LinkServer(local, KEY, QUICK)
+                running = LinkServer(local, [KEY], QUICK)
                 await running.start(bound(port))
                 await until(lambda: not link.readiness())
             await running.stop(1.0)

@@ -17,6 +17,7 @@ from contrail_link.tcp.methods import (
     METHODS,
     PUBLISH,
     PUBLISH_BATCH,
+    PUBLISH_EACH,
     DeclaredMethod,
     Method,
     encode,
@@ -31,7 +32,7 @@ COROUTINES = {
 }
 
 
-PUBLISHES = {PUBLISH.name, PUBLISH_BATCH.name}
+PUBLISHES = {PUBLISH.name, PUBLISH_BATCH.name, PUBLISH_EACH.name}
 LOCAL = {"may_retry", "metrics_text"}
 
 
@@ -52,6 +53,8 @@ def test_publish_travels_in_both_forms_of_its_declaration() -> None:
     content = get_type_hints(StorageLink.publish_then)["content"]
     forms = [get_args(method.arguments.type) for method in (PUBLISH, PUBLISH_BATCH)]
     assert forms == [(str, one) for one in get_args(content)]
+    each = get_type_hints(StorageLink.publish_each_then)["messages"]
+    assert get_args(PUBLISH_EACH.arguments.type) == (each,)
 
 
 def test_every_method_travels_under_a_number_of_its_own() -> None:

@@ -49,6 +49,45 @@ class Rig:
         return found
 
 
+# Replicas ----------------------------------------------------------------------------------------
+def test_copy_is_read_where_it_was_found() -> None:
+    async def scenario() -> None:
+        rig = Rig()
+        rig.nodes[0].lead("S")
+        found = [(await rig.link.link.find_replica("S")).node for _ in range(3)]
+        assert sorted(found) == ["n0", "n1", "n2"]  # any of them, in turn
+        rig.nodes[1].has_copy = False
+        rig.nodes[2].down = True
+        assert {(await rig.link.link.find_replica("S")).node for _ in range(6)} == {"n0"}
+        rig.nodes[2].down = False
+        rig.asked()
+        error = await refusal(rig.link.link.get_message("S", 1, replica="n2"))
+        assert error.spec is errors.MESSAGE_NOT_FOUND
+        assert rig.asked() == [0, 0, 1]
+        # Without a copy or a leader, nobody waits for one.
+        for node in rig.nodes:
+            node.has_copy = False
+        error = await refusal(rig.link.link.find_replica("S"))
+        assert (error.spec, error.applied) == (errors.NOT_READY, False)
+        assert rig.asked() == [1, 1, 1]
+        gone = await refusal(rig.link.link.get_message("S", 1, replica="n9"))
+        assert gone.spec is errors.NOT_READY
+
+    run_virtually(scenario())
+
+
+def test_own_copy_is_read_first() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(3)
+        nodes = cluster.routed
+        link = RoutedLink(nodes, AGAIN_S, 10.0, own=nodes[1]).link
+        assert [(await link.find_replica("S")).node for _ in range(3)] == ["n1"] * 3
+        cluster.nodes[1].has_copy = False
+        assert (await link.find_replica("S")).node == "n0"
+
+    run_virtually(scenario())
+
+
 # Leaders -----------------------------------------------------------------------------------------
 def test_request_follows_the_hint_and_the_next_goes_straight_to_the_leader() -> None:
     async def scenario() -> None:
@@ -159,6 +198,46 @@ def test_publishes_of_one_frame_go_to_the_leaders_of_their_streams() -> None:
             streams = [one.stream for _, one in sorted(outcomes.items())]  # type: ignore[union-attr]
             assert streams == [*"STSTS"]
         assert rig.asked() == [0, 3, 2]
+
+    run_virtually(scenario())
+
+
+def test_messages_of_one_frame_of_which_some_were_lost_are_sent_again_where_that_is_safe() -> None:
+    """A leader that loses its office has stored some of them, refuses some, and lost others."""
+
+    async def scenario() -> None:
+        rig = Rig()
+        old, new = rig.nodes[0], rig.nodes[1]
+        await publish(rig.link.link, "", [message("S.a")])
+        found: dict[int, PublishOutcome] = {}
+
+        def partly(messages: list[PublishMessage], done: Any) -> None:
+            new.lead("S")
+            stored = [rig.cluster.store("S", one) for one in messages[:2]]
+            refused = PubResult(0, code=errors.SUBJECT_NOT_CAPTURED.code)
+            lost = PubResult(0, code=errors.OUTCOME_UNKNOWN.code, count=2)
+            results = [*stored, PubResult(0, code=errors.NOT_LEADER.code), lost, refused]
+            done(list(range(6)), PublishAck("S", results, "fsync"))
+
+        def done(positions: list[int], outcome: PublishOutcome) -> None:
+            if isinstance(outcome, PublishAck):
+                each = [one for run in outcome.results for one in run.each()]
+                found.update(zip(positions, each, strict=True))  # type: ignore[arg-type]
+            else:
+                found.update(dict.fromkeys(positions, outcome))
+
+        old.publish_each_then = partly  # type: ignore[method-assign]
+        rig.asked()
+        rig.link.publish_each_then(
+            [message(msg_id=one) for one in ("1", "2", None, "4", None, "6")], done
+        )
+        await wait_virtually(1.0)
+        assert [found[at] for at in range(4)] == [PubResult(seq) for seq in (2, 3, 4, 5)]
+        assert isinstance(found[4], ApiError)
+        assert found[4].spec is errors.OUTCOME_UNKNOWN
+        assert found[5] == PubResult(0, code=errors.SUBJECT_NOT_CAPTURED.code)
+        assert [one.msg_id for one in rig.cluster.stored["S"]] == [None, "1", "2", None, "4"]
+        assert new.asked
 
     run_virtually(scenario())
 

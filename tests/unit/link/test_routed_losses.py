@@ -52,7 +52,7 @@ async def rig(limits: object = PATIENT) -> AsyncIterator[Rig]:
             server = served(cast(StorageLink, node), limits=QUICK, node=node.name)
             _, port = await stack.enter_async_context(server)
             wires.append(await stack.enter_async_context(SlowWire(port)))
-            remotes.append(RemoteLink((HOST, wires[-1].port), KEY, limits))  # type: ignore[arg-type]
+            remotes.append(RemoteLink((HOST, wires[-1].port), [KEY], limits))  # type: ignore[arg-type]
         found = Rig(cluster, wires, remotes)
         for one in remotes:
             one.start()

@@ -1,46 +1,109 @@
 """Random faults from one seed, in a cluster in memory."""
 
 from random import Random
+from typing import Final
 
-from contrail_replicator import GroupBusyError
+from contrail_replicator import GroupBusyError, library
 from contrail_replicator.messages import RESTORING
 from tests.unit.replicator.raft_sim import Cluster, SimNode
+
+NEVER = float("-inf")
+
+MEMORY_S = 2.0
+"""For how long an answer to a question for a pre-vote may be on its way."""
+
+
+class Watch:
+    """Sees that no election begins while a majority hears a leader, and nobody votes who does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._missed: dict[str, float] = {}  # when a member last missed a leader
+        self._loyal: set[str] = set()  # who has heard one lately, as of the last look
+        self._votes: dict[str, tuple[int, str | None]] = {}
+        self._candidacies: dict[str, int] = {}  # the term of each member's last one
+        self._transfers: set[tuple[int, str | None]] = set()  # those that a leader asked for
+
+    def look(self) -> None:
+        """Look at all members after each step."""
+        loyal = set()
+        for node in self._cluster.nodes.values():
+            if not node.up:
+                continue
+            if node.group._core._elections.is_loyal():
+                loyal.add(node.name)
+            else:
+                self._missed[node.name] = self._cluster.now
+            self._check_candidacy(node)
+            self._check_vote(node, loyal)
+        self._loyal = loyal
+
+    def _check_candidacy(self, node: SimNode) -> None:
+        core = node.group._core
+        is_candidate = core._SyncObj__raftState == library.CANDIDATE
+        if not is_candidate or self._candidacies.get(node.name) == core.term():
+            return
+        self._candidacies[node.name] = core.term()
+        if core._elections.is_transfer:
+            self._transfers.add((core.term(), node.name))
+            return
+        heard_s = core._elections._heard_at - MEMORY_S
+        others = [one for one in self._cluster.names if one != node.name]
+        support = sum(self._missed.get(one, NEVER) >= heard_s for one in others)
+        majority = len(self._cluster.names) // 2 + 1
+        assert support + 1 >= majority, "an election without need"
+
+    def _check_vote(self, node: SimNode, loyal: set[str]) -> None:
+        journal = node.group._journal
+        vote, before = (journal.term, journal.voted_for), self._votes.get(node.name)
+        self._votes[node.name] = vote
+        other = vote[1] if vote[1] != node.name else None
+        if other is None or vote == before or node.name not in self._loyal & loyal:
+            return
+        assert vote in self._transfers, "a vote against a leader that was heard"
+
+
+_WEIGHTS: Final[dict[str, float]] = {
+    "deliver": 75,
+    "sync": 25,
+    "propose": 30,
+    "pass_time": 30,
+    "read": 6,
+    "look": 6,
+    "drop": 3,
+    "double": 3,
+    "crash": 0.7,
+    "boot": 8,
+    "isolate": 0.5,
+    "cut": 0.5,
+    "heal": 6,
+    "pause": 0.5,
+    "resume": 5,
+    "hand_over": 0.5,
+    "wipe": 0.3,
+    "trim": 2,
+}
 
 
 class Chaos:
     """Random faults from one seed. At the end all is healed and the promises are checked."""
 
-    def __init__(self, seed: int, names: str = "abc") -> None:
+    def __init__(self, seed: int, names: str = "abc", **weights: float) -> None:
+        """``weights``: how often some actions happen, if not as usual."""
         self.random = Random(seed)
         self.cluster = Cluster(names)
         self.proposed = 0
         self.reads: list[list[bool]] = []
+        self.watch = Watch(self.cluster)
+        self._weights = _WEIGHTS | weights
 
     def run(self, steps: int) -> None:
-        actions = [
-            (75, self._deliver),
-            (25, self._sync),
-            (30, self._propose),
-            (30, self._pass_time),
-            (6, self._read),
-            (6, self._look),
-            (3, self._drop),
-            (3, self._double),
-            (0.7, self._crash),
-            (8, self._boot),
-            (0.5, self._isolate),
-            (0.5, self._cut),
-            (6, self._heal),
-            (0.5, self._pause),
-            (5, self._resume),
-            (0.5, self._hand_over),
-            (0.3, self._wipe),
-            (2, self._trim),
-        ]
-        weights, calls = zip(*actions, strict=True)
+        calls = [getattr(self, f"_{name}") for name in self._weights]
+        weights = list(self._weights.values())
         for action in self.random.choices(calls, weights, k=steps):
             action()
             self.cluster.check_leaders()
+            self.watch.look()
         self._recover()
 
     def check(self) -> int:
@@ -103,6 +166,9 @@ class Chaos:
     def _look(self) -> None:
         for node in self.cluster.leaders():
             node.check_lease()
+        for node in self.cluster.nodes.values():
+            if node.runs:
+                node.check_staleness()
 
     def _drop(self) -> None:
         if self.cluster.mail:

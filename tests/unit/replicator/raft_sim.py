@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from contrail_replicator import CommittedEntry, GroupEndpoint, LogEntry, Message, RaftGroup
-from contrail_replicator.messages import RESTORING
+from contrail_replicator.messages import RESTORING, Heartbeat
 
 GROUP = 1
 TICK_S = 0.025
 LEASE_S = 0.3
+STALENESS_SLACK_S = 0.7
+"""A leader that was cut off may believe in itself for 0.6 s, and messages take their time. What is
+overtaken here by later messages may take longer; see `SimNode.late_s`."""
 
 
 @dataclass
@@ -160,6 +163,7 @@ class SimNode:
         self.up = False
         self.paused = False
         self.inbox: list[tuple[str, Message]] = []  # what arrived while paused
+        self.late_s = 0.0  # how long a heartbeat was on its way at most
         self.takes = True  # whether the owner takes the next entry at once
         self.then: Callable[[], None] = lambda: None  # called after each commit, as an owner may
         self.group: RaftGroup
@@ -184,6 +188,7 @@ class SimNode:
             on_replaced=self.replaced.extend,
             on_needs_snapshot=self.needy.append,
             member_log=self.log,
+            is_sound=lambda data: b"damaged" not in data,
             clock=lambda: self.cluster.now,
         )
         self.up = True
@@ -219,6 +224,7 @@ class SimNode:
     def resume(self) -> None:
         self.paused = False
         waiting = [(source, self.name, message) for source, message in self.inbox]
+        self.cluster.note_beats(waiting)
         self.cluster.mail[:0] = waiting
         self.inbox.clear()
 
@@ -257,6 +263,12 @@ class SimNode:
             known = [index for time, index in self.cluster.acked if time < since]
             assert self.group.commit_index >= max(known, default=0), "a lease has outlived its term"
 
+    def check_staleness(self) -> None:
+        """A member has applied what was acknowledged before the time that it says it is behind."""
+        since = self.cluster.now - self.group.staleness_s() - STALENESS_SLACK_S - self.late_s
+        known = [index for time, index in self.cluster.acked if time < since]
+        assert self.group.applied_index >= max(known, default=0), "a member is staler than it says"
+
     def _commit(self, entry: CommittedEntry) -> bool:
         assert entry.index == len(self.store) + 1
         assert entry.index <= self.log.durable.last_index()
@@ -281,6 +293,8 @@ class Cluster:
         self.cut: set[tuple[str, str]] = set()  # directed: from, to
         self.chosen: dict[int, tuple[int, bytes]] = {}
         self.acked: list[tuple[float, int]] = []  # (time, index) of answers to clients
+        # When heartbeats on their way began it: (from, to, term, round).
+        self.beats: dict[tuple[str, str, int, int], float] = {}
         self.led: dict[int, str] = {}  # the leader of each term
         self.nodes = {name: SimNode(self, name) for name in names}
         for node in self.nodes.values():
@@ -301,11 +315,21 @@ class Cluster:
 
     def post(self, source: str, target: str, message: Message) -> None:
         if (source, target) not in self.cut and self.nodes[target].up:
+            self.note_beats([(source, target, message)])
             self.mail.append((source, target, message))
+
+    def note_beats(self, mail: list[tuple[str, str, Message]]) -> None:
+        """Note when heartbeats begin their way, or wait in sockets that are read again."""
+        for source, target, message in mail:
+            if isinstance(message, Heartbeat):
+                self.beats[source, target, message.term, message.round] = self.now
 
     def deliver(self, position: int = 0) -> None:
         source, target, message = self.mail.pop(position)
         node = self.nodes[target]
+        if isinstance(message, Heartbeat):
+            sent = self.beats.pop((source, target, message.term, message.round), self.now)
+            node.late_s = max(node.late_s, self.now - sent)
         if node.paused:
             node.inbox.append((source, message))
         elif node.up:

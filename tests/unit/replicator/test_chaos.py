@@ -2,8 +2,10 @@
 
 import pytest
 
-from contrail_replicator import LogDivergedError
+from contrail_replicator import LogDivergedError, guard
+from contrail_replicator.elections import Elections
 from contrail_replicator.raft_core import RaftCore
+from contrail_replicator.reads import ReadDone
 from tests.support.each import each
 from tests.unit.replicator.raft_chaos import Chaos
 from tests.unit.replicator.stock_faults import pass_everything
@@ -11,8 +13,8 @@ from tests.unit.replicator.stock_faults import pass_everything
 STEPS = 1500
 
 
-def acknowledged(seed: int, names: str = "abc") -> int:
-    chaos = Chaos(seed, names)
+def acknowledged(seed: int, names: str = "abc", **weights: float) -> int:
+    chaos = Chaos(seed, names, **weights)
     chaos.run(STEPS)
     return chaos.check()
 
@@ -32,33 +34,64 @@ def test_one_seed_gives_one_run() -> None:
     assert acknowledged(3) == acknowledged(3)
 
 
-def broken_seeds(seeds: int) -> int:
-    """Number of seeds in which the simulation finds a broken promise."""
-    broken = 0
-    for seed in range(seeds):
+def read_at_once(core: RaftCore, done: ReadDone) -> None:
+    done(core.leads())
+
+
+SWITCHES: dict[str, tuple[object, str, object]] = {
+    "a leader that counts itself before its sync": (
+        RaftCore,
+        "_SyncObj__getCurrentLogIndex",
+        lambda core: core._journal.last_index,
+    ),
+    "promises that do not wait for the disk": (guard, "must_be_durable", lambda _message: False),
+    "candidacies without pre-votes": (Elections, "may_campaign", lambda _elections: True),
+    "votes against a leader that is heard": (Elections, "may_consider", lambda *_: True),
+    "reads without a round": (RaftCore, "read_index", read_at_once),
+}
+"""What each rule's absence is: owner, name, and what takes its place."""
+WEATHER: dict[str, dict[str, float]] = {
+    # Leaders that are cut off for long, while the others have few other worries.
+    "reads without a round": {
+        "heal": 0.3,
+        "isolate": 1.2,
+        "resume": 0.5,
+        "crash": 0.05,
+        "wipe": 0.0,
+        "pause": 0.0,
+        "read": 60.0,
+        "boot": 20.0,
+        "deliver": 150.0,
+        "sync": 80.0,
+    },
+}
+"""What else happens how often, where the usual mixture would take hundreds of seeds."""
+ENOUGH_SEEDS = 80
+
+
+def finds_a_broken_promise(**weights: float) -> bool:
+    for seed in range(ENOUGH_SEEDS):
         try:
-            acknowledged(seed)
+            acknowledged(seed, **weights)
         except (AssertionError, LogDivergedError):
-            broken += 1
-    return broken
+            return True
+    return False
 
 
-def test_leader_that_counts_itself_before_its_sync_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        RaftCore, "_SyncObj__getCurrentLogIndex", lambda core: core._journal.last_index
-    )
-    assert broken_seeds(10)
+@pytest.mark.long
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_rule_that_is_left_out_is_missed(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*SWITCHES[switch])
+    assert finds_a_broken_promise(**WEATHER.get(switch, {}))
 
 
-def test_promise_that_does_not_wait_for_the_disk_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("contrail_replicator.guard.must_be_durable", lambda _message: False)
-    assert broken_seeds(20)
+@pytest.mark.long
+@pytest.mark.parametrize("weather", WEATHER)
+def test_nothing_is_lost_in_other_weather(weather: str) -> None:
+    for seed in range(10):
+        acknowledged(seed, **WEATHER[weather])
 
 
 def test_append_messages_taken_as_they_come_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     pass_everything(monkeypatch)
-    assert broken_seeds(20)
+    assert finds_a_broken_promise()

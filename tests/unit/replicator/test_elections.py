@@ -400,3 +400,18 @@ def test_suspect_member_that_alone_has_an_acknowledged_entry_leads_to_hand_it_on
     assert [node.name for node in cluster.leaders()] == ["c"]
     assert cluster["b"].roles.count(True) == 0
     assert b"data" in [entry.data for entry in cluster["c"].store]
+
+
+def test_a_start_after_another_election_draws_other_timeouts() -> None:
+    def draws(node: SimNode) -> list[float]:
+        return [node.group._core._random.random() for _ in range(3)]
+
+    first, again = Cluster(), Cluster()
+    assert draws(first["a"]) == draws(again["a"])
+    assert draws(first["a"]) != draws(first["b"])
+    first.elect("b")
+    first["a"].crash()
+    first["a"].boot()
+    again["a"].crash()
+    again["a"].boot()
+    assert draws(first["a"]) != draws(again["a"])

@@ -172,6 +172,14 @@ def test_restoring_member_votes_again_when_it_has_everything() -> None:
     assert restored.store == [*restored.store[:0], *leader.store] or len(restored.store) == 3
 
 
+def test_member_that_votes_again_can_lead_though_nothing_new_is_logged() -> None:
+    cluster, leader = restoring_member()
+    cluster.run(0.5)
+    assert leader.group.hand_over("b")
+    cluster.run(0.5)
+    assert cluster.leaders() == [cluster["b"]]
+
+
 def test_flag_that_is_taken_away_counts_until_that_is_durable() -> None:
     cluster, _ = restoring_member()
     restoring = cluster["b"]

@@ -4,6 +4,7 @@ import pytest
 
 from contrail_replicator.raft_core import RaftCore
 from contrail_replicator.reads import ReadDone, Reads
+from tests.support.each import each
 from tests.unit.replicator.raft_sim import Cluster, SimNode
 
 
@@ -192,6 +193,24 @@ def test_former_leader_learns_that_another_entry_took_the_place() -> None:
     cluster.heal()
     cluster.run(0.5)
     assert (old.acked, old.lost, old.replaced) == ([], [], ["open"])
+
+
+@each("leads", [True, False])
+def test_member_whose_log_fails_waits_for_no_outcome(leads: bool) -> None:
+    cluster, old = leader_with_an_open_proposal("c")
+    if not leads:
+        cluster.run(0.7)
+        assert old.lost == []
+    assert old.group.is_leader == leads
+    old.group.handle_log_failure()
+    assert (old.acked, old.lost) == ([], ["open"])
+    assert old.group.outstanding_bytes == 0
+    # What the others commit is applied here as well, and told to nobody.
+    cluster.elect("c")
+    cluster.heal()
+    old.group.handle_log_recovered()
+    cluster.run(0.5)
+    assert (old.acked, old.lost, old.replaced) == ([], ["open"], [])
 
 
 def test_leader_again_does_not_wait_for_entries_that_its_log_has_lost() -> None:

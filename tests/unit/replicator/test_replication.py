@@ -241,3 +241,85 @@ def test_snapshot_replaces_a_log_that_differs_and_gives_up_its_proposals() -> No
     cluster.heal()
     cluster.run(0.5)
     assert data_of(old) == data_of(new) == [b"data"]
+
+
+def suspect_member_behind_a_snapshot() -> tuple[Cluster, SimNode, SimNode]:
+    """A member that became suspect, and got entries of which a snapshot has the first two."""
+    cluster, leader = led_by_a()
+    member = cluster["b"]
+    member.group.mark_suspect(True)
+    cluster.settle()
+    for data in b"1", b"2":
+        leader.group.propose(data, data)
+    cluster.run(0.3)
+    member.store[:] = leader.store
+    return cluster, leader, member
+
+
+def test_suspect_member_logs_entries_and_applies_none_until_it_is_whole() -> None:
+    cluster, leader, member = suspect_member_behind_a_snapshot()
+    index, term = leader.group.applied_index, leader.group.term
+    assert member.group.flags_are_durable
+    assert member.group.applied_index < index == member.group.durable_index
+    leader.group.propose(b"3", "3")
+    cluster.run(0.3)
+    assert not member.group.install(index, term)
+    assert member.group.applied_index == index
+    cluster.run(0.3)
+    assert member.group.applied_index == index
+    member.group.mark_suspect(False)
+    cluster.run(0.3)
+    assert data_of(member) == data_of(leader) == [b"1", b"2", b"3"]
+
+
+def test_suspect_member_stays_one_over_a_restart() -> None:
+    cluster, leader, member = suspect_member_behind_a_snapshot()
+    member.crash()
+    member.store.clear()
+    member.boot()
+    cluster.run(0.3)
+    assert member.store == []
+    assert not member.group.may_hand_over
+    assert leader.group.may_hand_over
+    leader.group.mark_suspect(True)
+    cluster.run(1.5)
+    assert [node.name for node in cluster.leaders()] == ["c"]
+
+
+def test_leader_knows_who_lags_until_the_member_is_installed() -> None:
+    cluster, leader = member_that_needs_a_snapshot()
+    assert leader.group.lagging == ["b"]
+    behind = cluster["b"]
+    behind.group.mark_suspect(True)
+    cluster.run(0.2)
+    assert behind.install(leader)
+    behind.group.mark_suspect(False)
+    cluster.run(0.3)
+    assert leader.group.lagging == []
+    # A later leader knows at once that this member has what is committed, although neither has an
+    # entry left to compare.
+    cluster["c"].log.forget_below(cluster["c"].group.applied_index)
+    leader.crash()
+    cluster.run(2.0)
+    (later,) = cluster.leaders()
+    later.group.propose(b"later", "later")
+    cluster.run(0.3)
+    assert later.group.lagging == []
+    assert data_of(cluster["b"]) == data_of(cluster["c"])
+
+
+def test_suspect_member_takes_no_more_than_fits_into_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("contrail_replicator.journal.HELD_BYTES_MAX", 10)
+    cluster, leader, member = suspect_member_behind_a_snapshot()
+    for number in range(20):
+        leader.group.propose(b"12345", number)
+        cluster.run(0.1)
+    assert member.group._journal.size <= 15
+    member.store[:] = leader.store
+    assert member.install(leader)
+    member.group.mark_suspect(False)
+    leader.group.propose(b"last", "last")
+    cluster.run(0.5)
+    assert data_of(member) == data_of(leader)

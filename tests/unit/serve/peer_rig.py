@@ -161,7 +161,7 @@ def _elsewhere(module: EdgeModule, forwarder: Forwarder) -> EdgeModule:
 class _NoLink:
     """No storage: nothing is served here."""
 
-    def readiness(self) -> dict[str, str]:
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
         return {}
 
     async def metrics_text(self) -> str:

@@ -3,10 +3,18 @@
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from contrail_client.cli.settings import DEFAULTS, KNOWN, Service
+from contrail_serve.cluster_secret import ClusterSecret
 from contrail_serve.main import SERVICES
-from contrail_serve.settings import SettingsError, StorageSettings
+from contrail_serve.settings import (
+    CertificateSettings,
+    SecretSettings,
+    ServeSettings,
+    SettingsError,
+    StorageSettings,
+)
 from tests.support.each import each
 
 SECRET = {"cluster_secret": "the cluster secret of a test"}
@@ -45,10 +53,71 @@ def test_peers_name_all_nodes_and_this_one() -> None:
     assert StorageSettings.of(SECRET).cluster is None
 
 
-def test_node_of_a_cluster_accepts_no_loss() -> None:
-    given = {"peers": PEERS, "accept_data_loss": True}
-    with pytest.raises(SettingsError, match="accept_data_loss repairs a node that is alone"):
-        StorageSettings.of(SECRET | given)
+def test_whole_node_of_a_cluster_listens_where_the_others_reach_it() -> None:
+    given = SECRET | {"peers": PEERS, "node": "n2"}
+    settings = ServeSettings.of(given)
+    assert settings.cluster is not None
+    assert (settings.cluster.host, settings.cluster.port, settings.link_port) == ("::1", 7432, 0)
+    anywhere = ServeSettings.of(given | {"host": "0.0.0.0", "token": "t"})
+    assert anywhere.cluster is not None
+    assert anywhere.cluster.host == "0.0.0.0"
+    assert ServeSettings.of({}).cluster is None
+    with pytest.raises(SettingsError, match="a cluster secret is required"):
+        ServeSettings.of({"peers": PEERS})
+
+
+@each("given", [SECRET, {"cluster_secret_file": "f"}, {"peer_port": 7431}, {"link_port": 7430}])
+def test_settings_of_a_cluster_need_its_peers(given: dict[str, object]) -> None:
+    [name] = given
+    with pytest.raises(SettingsError, match=f"{name} is for a node of a cluster: also name all"):
+        ServeSettings.of(given)
+    if name == "peer_port":
+        with pytest.raises(SettingsError, match=name):
+            StorageSettings.of(SECRET | given)
+
+
+def test_certificates_are_given_together() -> None:
+    files = {"peer_cert": "c", "peer_key": "k", "peer_ca": "a"}
+    given = SECRET | {"peers": PEERS}
+    cluster = ServeSettings.of(given | files).cluster
+    assert cluster is not None
+    assert cluster.certificates == CertificateSettings(Path("c"), Path("k"), Path("a"))
+    for name in files:
+        some = {other: path for other, path in files.items() if other != name}
+        with pytest.raises(SettingsError, match=f"go together; {name} is missing"):
+            ServeSettings.of(given | some)
+
+
+def test_one_or_two_secrets_are_valid(tmp_path: Path) -> None:
+    file, one, two = tmp_path / "secret", "1" * 16, "2" * 16
+    file.write_text(f"{two}\n{one}\n")
+    settings = StorageSettings.of({"cluster_secret_file": str(file)})
+    assert settings.cluster_secret == SecretSettings(values=(two.encode(), one.encode()), file=file)
+    for text, problem in (
+        ("", "must have at least 16 bytes"),
+        (f"{one}\nshort\n", "must have at least 16 bytes"),
+        (f"{one}\n{two}\n{one}\n", "has 3 lines: at most 2 are valid at once"),
+    ):
+        with pytest.raises(SettingsError, match=f"the cluster secret {problem}"):
+            StorageSettings.of({"cluster_secret": text})
+
+
+def test_secret_that_is_read_again_changes_the_keys_that_were_given_out(tmp_path: Path) -> None:
+    file, old, new = tmp_path / "secret", "1" * 16, "2" * 16
+    file.write_text(old)
+    secret = ClusterSecret(StorageSettings.of({"cluster_secret_file": str(file)}).cluster_secret)
+    keys = secret.keys("a purpose")
+    [before] = keys
+    file.write_text(f"{new}\n{old}")
+    secret.read_again()
+    after, kept = keys
+    assert kept == before != after
+    file.write_text("short")
+    with capture_logs() as logs:
+        secret.read_again()
+    assert logs[0]["event"] == "cluster_secret_refused"
+    assert keys == [after, before]
+    assert secret.keys("another") != keys
 
 
 @pytest.mark.parametrize(
@@ -72,7 +141,7 @@ def test_peers_that_make_no_cluster_are_refused(peers: str, problem: str) -> Non
 @each("service", Service)
 def test_command_line_declares_the_settings_of_the_server(service: Service) -> None:
     settings, declared = SERVICES[service].settings, DEFAULTS[service]
-    required = {name: value for name, value in SECRET.items() if name in declared}
+    required = {} if service is Service.SERVE else SECRET
     assert settings({**declared, **required}) == settings(required)
     for name in KNOWN - declared.keys():
         with pytest.raises(SettingsError, match=f"unknown setting: {name}"):

@@ -18,7 +18,9 @@ from tests.unit.storage.machine_rig import SHARD, Rig, picture
 def records_of(rig: Rig, *, consumers: bool = True) -> list[Record]:
     """All records but the last."""
     deadlines = rig.store.scan(keys.shard_key(keys.DEADLINE, SHARD))
-    records = list(state_records(rig.machine, deadlines, consumers=consumers))
+    records = list(
+        state_records(rig.machine, deadlines, consumers=consumers, skipped_ns=rig.skipped_ns)
+    )
     blocks = [block_record(rig.machine, block) for block in rig.shelf.blocks]
     return records + [one for one in blocks if one is not None]
 
@@ -42,10 +44,15 @@ def checked(data: bytes, piece_bytes: int = 1 << 16) -> tuple[ArchiveHeader, lis
     return check.header, records
 
 
-def restored(data: bytes, *, in_a_part: int = 3, restarts: bool = False) -> Rig:
-    """A machine made of an archive; with ``restarts`` it is loaded anew after each part."""
+def restored(
+    data: bytes, *, in_a_part: int = 3, restarts: bool = False, skipped_ns: int = 0
+) -> Rig:
+    """A machine made of an archive; with ``restarts`` it is loaded anew after each part.
+
+    ``skipped_ns`` is the sum of the jumps of its log time.
+    """
     header, records = checked(data)
-    rig = Rig()
+    rig = Rig(skipped_ns=skipped_ns)
     rest = [record for record in records if record.kind != archive.HEADER]
     for start in range(0, len(rest), in_a_part):
         part: list[tuple[int, bytes]] = [tuple(one) for one in rest[start : start + in_a_part]]

@@ -226,6 +226,8 @@ class Rig:
     store: RowStore = field(default_factory=RowStore)
     index: int = 0
     reported: list[Advisory] = field(default_factory=list)
+    skipped_ns: int = 0
+    """The sum of the jumps of log time."""
 
     def __post_init__(self) -> None:
         self.machine = StreamMachine(SHARD, self.shelf)
@@ -234,7 +236,10 @@ class Rig:
         """Apply one entry: its results; what it writes is written."""
         self.index += 1
         writes = Writes()
-        results = [self.machine.apply(self.index, time_ns, command, writes) for command in commands]
+        results = [
+            self.machine.apply(self.index, time_ns, command, writes, self.skipped_ns)
+            for command in commands
+        ]
         self.store.write(writes.rows)
         self.reported += writes.advisories
         for shard, block in writes.blocks:

@@ -509,6 +509,8 @@ class NaiveConsumer:
             item = self.pending.pop(seq, None)
             if item and 0 < self.config.max_deliver <= item.attempts:
                 self.given_up.add(seq)
+                if seq >= self.next_seq:
+                    self.settled_ahead.add(seq)
 
     def forget_all_but(self, live: set[int]) -> None:
         """What is not in the stream is not pending either."""

@@ -64,7 +64,7 @@ def test_sentence_of_a_refusal_is_not_compared() -> None:
 
 
 def test_row_comes_back_and_that_of_release_0_2_has_no_chain() -> None:
-    chain = Chain(1_700_000_000_000_000_000, b"d" * 16)
+    chain = Chain(1_700_000_000_000_000_000, b"d" * 16, 7)
     assert decode_applied(encode_applied(7, 3, chain)) == (7, chain)
     assert decode_applied((7).to_bytes(8, "big") + (3).to_bytes(8, "big")) == (7, NO_CHAIN)
 
@@ -110,7 +110,13 @@ def test_replay_of_entries_ends_at_the_digest_of_the_leader(tmp_path: Path, stor
         assert bool(node.applier.chains) is stored
         assert node.log.recovery.groups[SHARD_GROUP].entries
         rebuilt = rebuild(
-            node.options, node.keyring, node.log, applied, writable=False, given_up=lambda: False
+            node.options,
+            node.keyring,
+            node.log,
+            applied,
+            without=frozenset(),
+            writable=False,
+            given_up=lambda: False,
         )
         rebuilt.store.close()
         assert rebuilt.applier.chains == chains

@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -14,7 +17,10 @@ from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.contract.tickets import TICKET_NS
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage.core import commands as cmd
 from contrail_storage.core.key_layout import META_GROUP
+from contrail_storage.disk.files import Files
+from contrail_storage.disk.node_file import Stage, load_identity, save_identity
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.options import Cluster
@@ -30,15 +36,22 @@ async def create(nodes: Nodes, name: str, replicas: int = 3) -> str:
 
 
 def leader_of(nodes: Nodes, stream: str) -> str:
-    led = [one for one in nodes.all() if one.meta.streams[stream].shard_id in one.applier.shards]
-    [leader] = [one for one in led if one.streams.stream(stream).is_led]
+    # The others may not have heard of the stream yet.
+    known = [one for one in nodes.all() if stream in one.meta.streams]
+    [leader] = [
+        one
+        for one in known
+        if one.groups.leads(one.meta.group_of(one.meta.streams[stream].shard_id))
+    ]
     return leader.options.name
 
 
-def copies_of(nodes: Nodes, asked: str, stream: str) -> list[Shard]:
-    """The shard of a stream on all nodes; some may not know its name yet."""
+async def copies_of(nodes: Nodes, asked: str, stream: str) -> list[Shard]:
+    """The shard of a stream on all nodes, once they have it; some may not know its name yet."""
     shard_id = nodes[asked].meta.streams[stream].shard_id
-    return [node.applier.shards[shard_id] for node in nodes.all()]
+    held = [node.applier.shards for node in nodes.all()]
+    await until(lambda: all(shard_id in shards for shards in held))
+    return [shards[shard_id] for shards in held]
 
 
 def messages(stream: str, first: int, count: int) -> list[PublishMessage]:
@@ -77,7 +90,7 @@ def test_stream_survives_its_leader_with_ids_consumers_and_acks(tmp_path: Path) 
             assert [one.message.seq for one in pulled.deliveries] == list(range(41, 121))
             nodes.links.heal()
             await until(lambda: not nodes[first].groups.leads(group))
-            shards = copies_of(nodes, second, "S")
+            shards = await copies_of(nodes, second, "S")
             await until(lambda: all(shard.applied_seq == 120 for shard in shards))
             assert len({shard.machine.counters.digest for shard in shards}) == 1
 
@@ -101,9 +114,12 @@ def test_publish_on_a_leader_that_is_cut_off_is_refused_once_another_entry_has_i
             await nodes.call(second, lambda link: publish(link, "S", messages("S", 0, 10)))
             assert not cut_off.done()
             nodes.links.heal()
-            ack = await cut_off
-            assert [one.code for one in ack.results] == [errors.NOT_LEADER.code]
-            shards = copies_of(nodes, second, "S")
+            # The refusal of the whole request, which a router sends to the leader then.
+            with pytest.raises(ApiError) as caught:
+                await cut_off
+            refusal = caught.value
+            assert (refusal.spec, refusal.applied) == (errors.NOT_LEADER, False)
+            shards = await copies_of(nodes, second, "S")
             await until(lambda: all(shard.applied_seq == 10 for shard in shards))
 
     asyncio.run(scene())
@@ -133,6 +149,46 @@ def test_leader_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_leader_that_is_cut_off_delivers_nothing(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "counted": {"max_deliver": 3},
+        "unacked": {"ack_policy": "none"},
+    }
+
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            link = LocalLink(nodes[leader])
+            await publish(link, "S", messages("S", 0, 9))
+            for name, kind in kinds.items():
+                config = ConsumerConfig(name=name, durable=True, **kind)
+                await link.put_consumer("S", config, "put", None, False)
+                assert await pulled(link, name) == [1, 2, 3, 4]
+                await link.consumer_info("S", name)  # waits until the deliveries are recorded
+            group = nodes[leader].groups[nodes[leader].streams.shard("S").group]
+            nodes.links.part(leader)
+            await until(lambda: not group.heard_majority_within(0.3))
+            # It leads as far as it knows, and has messages that another leader may have removed.
+            assert group.is_leader
+            refused = await asyncio.gather(
+                *(pulled(link, name) for name in kinds), return_exceptions=True
+            )
+            assert [getattr(one, "spec", one) for one in refused] == [errors.NOT_LEADER] * 3
+            nodes.links.heal()
+            for name in kinds:
+                assert await nodes.call(leader, partial(pulled, consumer=name)) == [5, 6, 7, 8]
+            for name in kinds:
+                await nodes.call(leader, lambda link, name=name: link.consumer_info("S", name))
+
+    asyncio.run(scene())
+
+
+async def pulled(link: LocalLink, consumer: str) -> list[int]:
+    pull = PullRequest(stream="S", consumer=consumer, batch=4, no_wait=True)
+    return [one.message.seq for one in (await link.pull(pull)).deliveries]
+
+
 def test_event_is_told_by_the_leader_alone(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:
@@ -141,7 +197,7 @@ def test_event_is_told_by_the_leader_alone(tmp_path: Path) -> None:
             begins = [(await link.read_events(EventsRequest())).position for link in links]
             config = ConsumerConfig(name="c", durable=True)
             await LocalLink(nodes[leader]).put_consumer("S", config, "put", None, False)
-            copies = copies_of(nodes, leader, "S")
+            copies = await copies_of(nodes, leader, "S")
             await until(lambda: all(copy.machine.consumer("c") for copy in copies))
             told = [
                 event.type
@@ -153,16 +209,9 @@ def test_event_is_told_by_the_leader_alone(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_what_would_not_hold_on_all_replicas_is_refused(tmp_path: Path) -> None:
+def test_ticket_is_used_at_the_leader_of_the_meta_group_alone(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:
-            leader = await create(nodes, "S")
-            link = LocalLink(nodes[leader])
-            await publish(link, "S", messages("S", 0, 1))
-            with pytest.raises(ApiError) as caught:
-                await link.erase("S", [1], "")
-            assert caught.value.spec is errors.NOT_IMPLEMENTED
-            assert (await link.get_message("S", 1)).seq == 1
             for node in nodes.all():
                 link = LocalLink(node)
                 used = link.use_ticket(b"n" * 16, time.time_ns() + TICKET_NS)
@@ -184,8 +233,19 @@ def test_folder_of_another_node_is_refused(tmp_path: Path) -> None:
     asyncio.run(scene())
     alone = NodeOptions(tmp_path / "alone", "a")
     StorageNode.open(alone, SingleMemberGroups()).close()
-    among = Cluster(NAMES, plan(NAMES), lambda name, body: None)  # type: ignore[arg-type,return-value]
+
+    async def ask(name: str, body: bytes) -> bytes:
+        raise ApiError(errors.NOT_LEADER, name)
+
+    formed = load_identity(Files(), tmp_path / "a")
+    assert formed is not None
+    save_identity(Files(), tmp_path / "a", replace(formed, stage=Stage.FORMED, nodes=NAMES))
+    among, elsewhere = (Cluster(names, plan(names), ask, ask) for names in (NAMES, ("a", "b", "d")))
     for options, problem in (
+        (
+            NodeOptions(tmp_path / "a", "a", cluster=elsewhere),
+            "formed with the nodes a, b, c, not with a, b, d",
+        ),
         (NodeOptions(tmp_path / "a", "a"), "it is that of node a of a cluster"),
         (NodeOptions(tmp_path / "a", "b", cluster=among), "it is that of node a, not of b"),
         (NodeOptions(tmp_path / "alone", "a", cluster=among), "a node without a cluster"),
@@ -200,6 +260,8 @@ def test_streams_spread_and_any_node_says_who_leads(tmp_path: Path) -> None:
             for number in range(6):
                 await create(nodes, f"S{number}")
                 await create(nodes, f"R{number}", replicas=1)
+            # The node may learn of the last one a moment later.
+            await until(lambda: len(nodes["a"].meta.streams) == 12)
             groups = {nodes["a"].meta.streams[name].groups for name in nodes["a"].meta.streams}
             assert groups == {(number,) for number in (1, 2, 3, 1024, 1025, 1026)}
             for name in nodes["a"].meta.streams:
@@ -218,5 +280,46 @@ def test_everything_is_there_after_all_nodes_restarted(tmp_path: Path) -> None:
         async with running(tmp_path) as nodes:
             info = await nodes.call("b", lambda link: link.stream_info("S"))
             assert info.state.messages == 50
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_node_that_does_not_know_all_groups_yet_creates_no_stream(
+    tmp_path: Path, replicas: int
+) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            config = StreamConfig(name="S", subjects=("S.*",), num_replicas=replicas)
+            for node in nodes.all():
+                table = node.meta.group_table
+                # As after a restart, until the entries of the meta group are applied again.
+                known, table.groups = table.groups, dict(list(table.groups.items())[:2])
+                with pytest.raises(ApiError) as caught:
+                    await LocalLink(node).put_stream(config, "put", None, False)
+                assert caught.value.spec is errors.NOT_LEADER
+                assert "groups" in node.readiness(strict=True)
+                table.groups = known
+
+    asyncio.run(scene())
+
+
+def test_stream_is_created_that_another_node_has_begun_and_given_up(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            config = StreamConfig(name="S", subjects=("S.*",), num_replicas=3)
+            leader = await create(nodes, "S")
+            entry = nodes[leader].meta.streams["S"]
+            await nodes.call(leader, lambda link: link.delete_stream("S"))
+            # The group that leads meta: its own command comes first, so nobody has heard of the
+            # reservation when the stream is created.
+            reserve = cmd.ReserveStream("S", ("S.*",), "begun", groups=entry.groups)
+            meta = nodes[nodes.leader(META_GROUP)]
+            reserved = asyncio.ensure_future(meta.meta_log.command(reserve))
+            put = LocalLink(nodes[leader]).put_stream(config, "create", None, False)
+            (info, created), _ = await asyncio.gather(put, reserved)
+            assert created
+            assert info.config == config
+            assert nodes[leader].meta.streams["S"].incarnation != "begun"
 
     asyncio.run(scene())

@@ -79,3 +79,15 @@ def test_delivery_that_a_purge_overtook_counts_and_the_floor_is_at_it() -> None:
     assert (consumer.delivered.consumer_seq, consumer.delivered.stream_seq) == (3, 3)
     assert (consumer.floor.consumer_seq, consumer.floor.stream_seq) == (3, 3)
     assert consumer.next_seq == 13
+
+
+def test_message_given_up_on_beyond_the_position_is_not_delivered_again() -> None:
+    config = consumer_config("c", max_deliver=1)
+    consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
+    # Messages before it are on their way to another client, so the position stays.
+    consumer.change(cmd.Deliver(1, 1, [5], 2), Step(1, 0, Writes()))
+    consumer.change(cmd.Exhaust(1, 1, [5]), Step(1, 0, Writes()))
+    # To the next leader, what is from the position on and not listed here has not been delivered.
+    assert consumer.next_seq == 2
+    assert 5 in consumer.acked_ahead
+    assert 5 in consumer.given_up

@@ -240,6 +240,29 @@ def test_waiting_pulls_end_when_their_consumer_or_stream_is_removed(
     run(scene())
 
 
+@pytest.mark.parametrize("max_deliver", [3, -1])
+def test_pull_that_reads_while_its_leader_gives_way_delivers_nothing(max_deliver: int) -> None:
+    async def scene() -> None:
+        fields = {"max_deliver": max_deliver, "ack_wait_ns": SECOND_NS}
+        rig = DispatcherRig(consumer_fields=fields, cached=False)
+        rig.publish("b")
+        assert await rig.pull_seqs() == [1]
+        await rig.record()
+        rig.log_ns += SECOND_NS
+        rig.reader.held = True
+        pull = asyncio.create_task(rig.pull())
+        await turns()
+        rig.dispatcher.close(lambda: ApiError(errors.NOT_LEADER, applied=False))
+        rig.reader.held = False
+        rig.reader.step()
+        # A second delivery would not be recorded, and so not be counted.
+        with refused_with(errors.NOT_LEADER):
+            await pull
+        assert rig.consumer.pending[1].attempts == 1
+
+    run(scene())
+
+
 def test_stream_dropped_under_a_pull_that_reads_ends_it() -> None:
     async def scene() -> None:
         rig = DispatcherRig(cached=False)

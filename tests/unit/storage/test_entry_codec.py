@@ -71,15 +71,19 @@ def test_members_apply_what_was_proposed(proposed: list[tuple[int, cmd.Command]]
     assert repr(decoded) == repr(proposed)  # the types too: no view in the place of bytes
 
 
-@given(st.integers(-INT64_MAX - 1, INT64_MAX))
-def test_entry_is_decoded_as_it_was_proposed(time_ns: int) -> None:
-    entry = cmd.Entry(time_ns, ENTRY.commands)
+@given(st.integers(-INT64_MAX - 1, INT64_MAX), st.just(0) | st.integers(-INT64_MAX - 1, INT64_MAX))
+def test_entry_is_decoded_as_it_was_proposed(time_ns: int, skipped_ns: int) -> None:
+    entry = cmd.Entry(time_ns, ENTRY.commands, skipped_ns)
     assert decode_entry(encode_entry(entry)) == entry
 
 
 def test_bytes_of_an_entry_stay() -> None:
     """These bytes are in logs: another form needs another version."""
     assert BYTES.hex() == "020000007ccd34af00002a36fe9c97179292079303a0c09200924103"
+    skipped = encode_entry(cmd.Entry(ENTRY.time_ns, ENTRY.commands, 1 << 40))
+    assert skipped.hex() == (
+        "02010000cb6c903900002a36fe9c971700000000000100009292079303a0c09200924103"
+    )
 
 
 @given(st.integers(0, len(BYTES) * 8 - 1))
@@ -118,7 +122,7 @@ def test_commands_that_do_not_decode_are_damage() -> None:
 def test_entries_of_other_releases_are_refused_in_a_sentence() -> None:
     with pytest.raises(EntryVersionError, match="start it once with that release and stop it cl"):
         check_entry(msgspec.msgpack.encode((5, [(7, [3])])))
-    for head in (b"\x03\0\0\0", b"\x02\x01\0\0"):
+    for head in (b"\x03\0\0\0", b"\x02\x02\0\0"):
         newer = head + crc32c(head + BYTES[8:]).to_bytes(4, "little") + BYTES[8:]
         with pytest.raises(EntryVersionError, match="newer release"):
             check_entry(newer)

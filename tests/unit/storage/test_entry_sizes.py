@@ -141,6 +141,8 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.EnforceInterest(HIGH),
         cmd.RestorePart([(1, bytes(300_000))], "none"),
         cmd.FinishRestore(header),
+        cmd.NameKeys(seqs),
+        cmd.ShredKeys(seqs),
         cmd.AcceptLoss("i" * 16, "r" * 1_000, True, HIGH, [(HIGH, HIGH)] * 100),
         cmd.ReserveStream("S", stream.subjects, "i" * 16),
         cmd.ListStream("S", stream.subjects, stream),
@@ -148,11 +150,15 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.UnlistStream("S"),
         cmd.ReleaseStream("S"),
         cmd.CreateGroup(HIGH, ("n" * 64,) * 5),
-        cmd.RecordErasure("e" * 32, "S", tuple(range(64)), HIGH, ["n" * 16], HIGH),
+        cmd.RecordErasure(
+            "e" * 32, "S", tuple(range(64)), HIGH, ["n" * 64] * 5, HIGH, indexes={HIGH: HIGH}
+        ),
         cmd.FinishErasures(ids, "n" * 16, HIGH),
+        cmd.ReopenErasures("n" * 64),
         cmd.AssignShards("S", stream.subjects, "i" * 16, HIGH, 64),
         cmd.SkipNumbers(HIGH),
-        cmd.CreateGroup(HIGH, ("n" * 16,) * 5),
+        cmd.NoteStart("n" * 64, HIGH, HIGH, HIGH, HIGH),
+        cmd.RegisterNode("n" * 64, HIGH, bytes(16), HIGH),
     ]
 
 

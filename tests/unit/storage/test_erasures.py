@@ -60,6 +60,27 @@ def test_receipt_is_done_when_every_node_is() -> None:
     assert kept.meta.erasures.receipts["a"].done_ns == 9
 
 
+def test_node_that_gets_data_of_another_begins_its_pending_receipts_anew() -> None:
+    kept = Kept()
+    for name in "abc":
+        kept.record(name, nodes=("n", "m"))
+    kept.finish("a", "b", node="n")
+    kept.finish("a", node="m")
+    assert kept.apply(cmd.ReopenErasures("x")) == Done(changed=False)
+    assert kept.apply(cmd.ReopenErasures("n")) == Done()
+    assert (kept.pending("n"), kept.pending("m")) == (["b", "c"], ["b", "c"])
+    assert kept.apply(cmd.ReopenErasures("n")) == Done(changed=False)
+
+
+def test_node_that_lost_its_disk_waits_for_no_index_of_its_lost_log() -> None:
+    kept = Kept()
+    indexes = {3: 70, 1_024: 90}
+    kept.apply(cmd.RecordErasure("a", "S", (7,), 1, ["n", "m"], 1, indexes=indexes))
+    assert kept.meta.erasures.reopen("n", Writes(), lost_group=3)
+    assert kept.meta.erasures.receipts["a"].indexes == {1_024: 90}
+    assert not kept.meta.erasures.reopen("n", Writes(), lost_group=3)
+
+
 def test_receipts_that_have_been_done_for_a_week_go_and_pending_ones_stay() -> None:
     kept = Kept()
     for name in "abc":

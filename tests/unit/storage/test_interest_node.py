@@ -85,7 +85,7 @@ def test_blocks_with_gaps_are_merged_and_found_again_after_a_restart(tmp_path: P
         async with running(tmp_path) as node:
             kept = await filled(node)
             shard_id = node.streams.shard("S").machine.shard_id
-            assert len(node.blocks.directory(shard_id)) < TURNS // 2
+            await wait_until(lambda: len(node.blocks.directory(shard_id)) < TURNS // 2)
             before = picture(node.streams.shard("S").machine)
         async with running(tmp_path) as node:
             assert picture(node.streams.shard("S").machine) == before

@@ -37,7 +37,7 @@ class LogRefusedError(Exception):
 class HandGroup:
     """A group whose entries are committed, or lost, when a test says so."""
 
-    is_alone, leader = True, ""
+    is_alone, is_handing_over, leader = True, False, ""
 
     def __init__(self) -> None:
         self.is_leader, self.refusing, self.outstanding_bytes = True, False, 0

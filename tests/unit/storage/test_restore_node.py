@@ -158,7 +158,7 @@ def test_restore_that_is_not_continued_is_undone(tmp_path: Path) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         data = await archive_of(link)
         await link.delete_stream("S")
-        hasty = Restores(node.streams, node.subject_keys, idle_s=0.0)
+        hasty = Restores(node.streams, node.shard_logs, node.restores._makers, idle_s=0.0)
         token = await hasty.begin("S")
         await hasty.feed(token, 0, data[:-1])
         while hasty._open:

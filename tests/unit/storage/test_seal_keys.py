@@ -15,6 +15,7 @@ from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import (
     NodeFileDamagedError,
     NodeIdentity,
+    copy_of,
     read_node_file,
     save_identity,
     write_node_file,
@@ -241,7 +242,7 @@ def test_rotation_that_the_disk_refuses_leaves_everything_as_it_was(call: str) -
 
 def test_power_cut_anywhere_in_a_rotation_leaves_one_of_the_two_keys_in_charge() -> None:
     opened_by = set()
-    for cut_at in range(1, 7):
+    for cut_at in range(1, 12):
         disk = SimDisk()
         sealed = new_keyring(disk).seal(b"x", CONTEXT)
         keyring = Keyring.load(disk, ROOT, [FIRST])
@@ -288,12 +289,15 @@ def test_encrypted_folder_is_refused_without_its_key(
     with pytest.raises(KeysRefusedError, match=complaint):
         find_keyring(Files(), folder, given)
     (folder / "identity").unlink()  # as after a crash in the making
+    copy_of(folder / "identity").unlink()
     with pytest.raises(KeysRefusedError, match=complaint):
         find_keyring(Files(), folder, given)
 
 
 def test_folder_without_its_data_keys_is_damaged_not_plain(folder: Path) -> None:
     (folder / KEYS_NAME).unlink()
+    assert find_keyring(Files(), folder, (FIRST,)) is not None
+    copy_of(folder / KEYS_NAME).unlink()
     with pytest.raises(NodeFileDamagedError, match="missing"):
         find_keyring(Files(), folder, (FIRST,))
 

@@ -22,6 +22,7 @@ from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanReq
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
+from contrail_storage.replica.shard import woken
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,
@@ -410,3 +411,26 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
 
     play(tmp_path, scene)
     asyncio.run(after())
+
+
+def test_wait_that_is_cancelled_as_it_is_woken_ends() -> None:
+    async def scene(passes: int) -> None:
+        wakes, due = 0, asyncio.Event()
+
+        async def wait() -> None:
+            nonlocal wakes
+            while await woken(due, 1_000):
+                wakes += 1
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        due.set()
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting], timeout=PATIENCE_S)
+        assert waiting.cancelled()
+        assert wakes == (passes > 0)
+
+    for passes in range(5):
+        asyncio.run(scene(passes))

@@ -15,6 +15,7 @@ from contrail_storage.disk.node_file import (
     NodeIdentity,
     Stage,
     begin_boot,
+    copy_of,
     load_identity,
     read_node_file,
     save_identity,
@@ -116,13 +117,15 @@ def test_identity_comes_back_as_saved(tmp_path: Path) -> None:
 
 
 def test_start_counts_itself_and_forms_a_cluster_of_one(tmp_path: Path) -> None:
-    first = begin_boot(Files(), tmp_path, IDENTITY, b"c" * 16)
+    first = begin_boot(Files(), tmp_path, IDENTITY, b"c" * 16, has_unreplicated=True)
     assert first == load_identity(Files(), tmp_path)
     assert (first.cluster_id, first.node_number, first.boots) == (b"c" * 16, 1, 1)
-    second = begin_boot(Files(), tmp_path, first, b"d" * 16)
+    second = begin_boot(Files(), tmp_path, first, b"d" * 16, has_unreplicated=False)
     assert (second.cluster_id, second.boots) == (b"c" * 16, 2)
+    assert (first.has_unreplicated, second.has_unreplicated) == (True, False)
     waiting = NodeIdentity("node-1", 7, stage=Stage.EMPTY)
-    assert begin_boot(Files(), tmp_path, waiting, b"c" * 16).cluster_id == NO_CLUSTER
+    third = begin_boot(Files(), tmp_path, waiting, b"c" * 16, has_unreplicated=False)
+    assert third.cluster_id == NO_CLUSTER
 
 
 def test_identity_of_release_0_2_is_taken_over(tmp_path: Path) -> None:
@@ -144,6 +147,8 @@ def test_identity_of_a_newer_release_is_refused_and_is_no_damage(tmp_path: Path)
 def test_damaged_identity_is_an_error_not_a_new_node(tmp_path: Path, damage: bytes) -> None:
     save_identity(Files(), tmp_path, IDENTITY)
     (tmp_path / "identity").write_bytes(damage)
+    assert load_identity(Files(), tmp_path) == IDENTITY
+    copy_of(tmp_path / "identity").write_bytes(damage)
     with pytest.raises(NodeFileDamagedError):
         load_identity(Files(), tmp_path)
 

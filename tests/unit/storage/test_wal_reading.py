@@ -225,6 +225,21 @@ class SlowDisk(SimDisk):
         return super().read_part(path, offset, size)
 
 
+def test_entries_after_a_state_that_is_fetched_are_held_as_far_as_another_tail() -> None:
+    disk = SimDisk()
+    with filled(disk) as log:
+        log.keep_tail(1)
+        log.hold(1, 0)
+        tail = LogOptions(segment_bytes=300, keep_bytes=0, tail_bytes=600)
+        log._options = tail
+        log.drop_segments({1: 20, 2: 20})
+        held = log.base_index(1)
+        assert log.read(1, held + 1)[0][1] == held + 1
+        log.hold(1, None)
+        log.drop_segments({1: 20, 2: 20})
+        assert log.base_index(1) > held > 0
+
+
 def start_reading(log: NodeLog, disk: SlowDisk, found: list[int]) -> threading.Thread:
     reader = threading.Thread(target=lambda: found.extend(at for _, at, _ in log.read(1, 1)))
     reader.start()

@@ -19,6 +19,7 @@ NEVER_S = 1_000.0
 def held(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is written when it is asked for, and not before."""
     monkeypatch.setattr(write_behind, "HOLD_S", NEVER_S)
+    monkeypatch.setattr(write_behind, "SOON_S", NEVER_S)
 
 
 def bases(node: StorageNode) -> list[int]:
@@ -94,5 +95,23 @@ def test_stream_deleted_while_its_blocks_wait_leaves_none(tmp_path: Path) -> Non
         await node.until_written()
         assert bases(node) == []
         assert node.blocks.directories == {}
+
+    play(tmp_path, scene)
+
+
+def test_small_batch_waits_longer_than_one_that_is_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_behind, "HOLD_S", NEVER_S)
+    monkeypatch.setattr(write_behind, "SOON_S", 0.0)
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await node.until_written()
+        small = write_behind.WORTH_BYTES // len(PAYLOAD) // 4
+        for _ in range(3):
+            await publish(link, small)
+        assert bases(node) == []
+        await publish(link, 2 * small)
+        assert bases(node) == [1]
 
     play(tmp_path, scene)

@@ -56,6 +56,7 @@ from contrail_client.live.subscription import AsyncPushedMessage, AsyncSubscript
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
+    Consistency,
     ConsumerInfo,
     ConsumerShardInfo,
     Delivered,
@@ -99,6 +100,7 @@ __all__ = [
     "Closed",
     "ConfigDiffers",
     "Conflict",
+    "Consistency",
     "Consumer",
     "ConsumerConfig",
     "ConsumerInfo",

@@ -309,6 +309,16 @@ def with_etag(parse: Callable[[Answer], S]) -> Callable[[Answer], S]:
     return parse_both
 
 
+def with_staleness(parse: Callable[[Answer], S]) -> Callable[[Answer], S]:
+    """A parser that also puts the age of the replica that answered into `staleness_ms`."""
+
+    def parse_both(answer: Answer) -> S:
+        value, text = parse(answer), answer.headers.get("contrail-staleness")
+        return value if text is None else msgspec.structs.replace(value, staleness_ms=int(text))
+
+    return parse_both
+
+
 def nothing(answer: Answer) -> None:
     """Parse an answer that has no content: its status is enough."""
 

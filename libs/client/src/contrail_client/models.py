@@ -21,6 +21,9 @@ from contrail_client.errors import ApiProblem
 from contrail_client.tables import to_pandas
 from contrail_client.times import duration_text, parse_time_ns, to_datetime
 
+Consistency = Literal["leader", "any"]
+"""Which replica answers a read: the leader of the stream, or any that is at most 10 s behind."""
+
 Headers = Mapping[str, str | Sequence[str]]
 """Headers to publish: each name has one value, or a list of values."""
 
@@ -341,13 +344,15 @@ class Pull(msgspec.Struct, Generic[D], frozen=True):
 class Range(msgspec.Struct, frozen=True):
     """A part of a stream. To continue, read from `next_seq`; `num_pending` messages follow.
 
-    If several shards were read together, read from `cursor` to continue; `next_seq` is 0.
+    If several shards were read together, read from `cursor` to continue; `next_seq` is 0. With
+    `consistency="any"`, it has everything that was acknowledged up to `staleness_ms` ago.
     """
 
     messages: tuple[StoredMessage, ...]
     next_seq: int = 0
     num_pending: int = 0
     cursor: str | None = None
+    staleness_ms: int | None = None
 
     def to_pandas(self) -> Any:
         """The messages as a `pandas.DataFrame`; see `tables.to_pandas`."""
@@ -393,7 +398,8 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stream's configuration and state. `etag` names the version of the configuration.
 
     `data_loss` describes stored messages that were lost; it is empty if there are none. `differs`
-    has the fields for which `ensure_stream` found another value than requested.
+    has the fields for which `ensure_stream` found another value than requested. `staleness_ms` is
+    as in `Range`.
     """
 
     config: ShownStreamConfig
@@ -404,6 +410,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     data_loss: dict[str, Any] = {}
     etag: str = ""
     differs: tuple[Difference, ...] = ()
+    staleness_ms: int | None = None
 
     @property
     def name(self) -> str:
@@ -503,6 +510,9 @@ EventType = Literal[
     "nak",
     "server_out_of_space",
     "domain_leader_elected",
+    "leader_elected",
+    "leader_lost",
+    "quorum_lost",
 ]
 """Types of events that can be requested."""
 
@@ -513,7 +523,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `type` is an `EventType`, a type of a newer server, or `lost`. `lost` means that `count` events
     before this one are missing, of any stream and type; `count` is None if their number is unknown.
     `action` is `create`, `modify` or `delete`. `consumer_seq` is that of the first delivery of the
-    message.
+    message. `server` began or ceased to lead `group`.
     """
 
     type: str
@@ -527,6 +537,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deliveries: int = 0
     reason: str = ""
     server: str = ""
+    group: int | None = None
     count: int | None = None
 
     @property
@@ -538,8 +549,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
     """A fixed range of one shard, both ends included. Reading it twice gives the same messages.
 
-    `messages` and `bytes` are estimates. `stream`, `incarnation` and `subject` are those of the
-    plan.
+    `messages` and `bytes` are estimates. `stream`, `incarnation`, `subject` and `consistency` are
+    those of the plan.
     """
 
     shard: int
@@ -550,14 +561,19 @@ class ReplaySplit(msgspec.Struct, frozen=True, kw_only=True):
     stream: str = ""
     incarnation: str = ""
     subject: str | None = None
+    consistency: Consistency | None = None
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A fixed range of a stream, cut into splits that can be read in parallel."""
+    """A fixed range of a stream, cut into splits that can be read in parallel.
+
+    `staleness_ms` is as in `Range`.
+    """
 
     stream: str
     incarnation: str
     splits: tuple[ReplaySplit, ...]
+    staleness_ms: int | None = None
 
 
 def place_of(shard: int | None, seq: int) -> int:

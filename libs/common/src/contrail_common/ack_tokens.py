@@ -41,14 +41,15 @@ class AckAddress:
 class AckTokens:
     """Makes and opens the tokens of one account.
 
-    ``keys`` are 16 to 64 random bytes each; the first signs, all of them verify.
+    ``keys`` are 16 to 64 random bytes each; the first signs, all of them verify. They are read at
+    each use, so that they can be changed in place.
     """
 
     def __init__(self, account: str, keys: Sequence[bytes]) -> None:
         if not keys or not all(KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX for key in keys):
             raise ValueError("ack tokens need keys of 16 to 64 bytes")
         self._account = account.encode()
-        self._keys = tuple(keys)
+        self._keys = keys
 
     def signer(
         self, stream: str, consumer: str, shard_id: int, consumer_id: int, epoch: int

@@ -354,8 +354,6 @@ def _replicas(rules: "_Rules", draft: StreamDraft) -> int:
         rules.refuse("num_replicas", "must be 1, 3 or 5")
     elif replicas > 1 and draft.get("storage") == "memory":
         rules.refuse("num_replicas", "must be 1 for a stream in memory")
-    elif replicas > 1 and draft.get("erasure") == "subject_key":
-        rules.refuse("num_replicas", "must be 1 for a stream with subject keys")
     return replicas
 
 

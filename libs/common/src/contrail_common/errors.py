@@ -82,6 +82,12 @@ REPLICAS_UNSUPPORTED: Final = _register(
 REPLICAS_NEGATIVE: Final = _register(
     10133, "replicas_negative", 422, "number of replicas is negative"
 )
+NOT_REPLICATED: Final = _register(
+    10010, "not_replicated", 409, "the stream has one replica, so no other node can lead it"
+)
+NO_FIT_PEER: Final = _register(
+    10005, "no_fit_peer", 503, "no other replica is fit to lead the stream now", retryable=True
+)
 SHARDED_UNSUPPORTED: Final = _register(
     20072, "sharded_unsupported", 422, "not supported for a stream with more than one shard"
 )
@@ -334,6 +340,13 @@ STORAGE_READ_FAILED: Final = _register(
 )
 NOT_LEADER: Final = _register(
     20058, "not_leader", 503, "another node leads this stream", retryable=True
+)
+REPLICAS_DIFFER: Final = _register(
+    20059,
+    "replicas_differ",
+    503,
+    "replicas of the stream differ, and none is known to be right",
+    retryable=True,
 )
 SUBJECT_KEYS_FULL: Final = _register(
     20080, "subject_keys_full", 507, "maximum number of subject keys reached", retryable=True

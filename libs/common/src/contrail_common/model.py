@@ -31,8 +31,11 @@ AdvisoryType = Literal[
     "nak",
     "server_out_of_space",
     "domain_leader_elected",
+    "leader_elected",
+    "leader_lost",
+    "quorum_lost",
 ]
-"""Kinds of events, under JetStream's names."""
+"""Kinds of events, under JetStream's names; the last three are about a group of a cluster."""
 
 AdvisoryAction = Literal["create", "modify", "delete"]
 
@@ -149,8 +152,12 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mem_storage: bool = False
 
 
-class StreamState(msgspec.Struct, frozen=True, kw_only=True):
-    """The current contents of a stream; ``*_ts_ns`` are 0 while there is no such message."""
+class StreamState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The current contents of a stream; ``*_ts_ns`` are 0 while there is no such message.
+
+    ``leader`` is present for each shard of a stream whose shards are led by several nodes: it
+    accepts the messages for the shard. It is empty while it is not known.
+    """
 
     messages: int
     bytes: int
@@ -161,6 +168,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
     num_subjects: int
     num_deleted: int
     consumer_count: int
+    leader: str | None = None
 
 
 class DataLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,13 +187,27 @@ class DataLoss(msgspec.Struct, frozen=True, kw_only=True):
     times: int = 1
 
 
+class Replica(msgspec.Struct, frozen=True):
+    """A copy of a stream on a node that does not lead it.
+
+    ``lag``: log entries that it is behind. ``current``: it is whole and was up to date lately.
+    ``offline``: its node does not answer.
+    """
+
+    name: str
+    current: bool
+    offline: bool
+    lag: int
+
+
 class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration, state and identity of a stream. ``version`` counts configuration changes.
 
     If the stream has several shards, ``shards`` has their states, and ``state`` their sum, with the
     lowest first sequence and time and the highest last ones.
     ``durability`` is the guarantee of its publish acks: ``memory``, ``fsync`` or ``quorum-fsync``.
-    ``data_loss`` is damage whose loss was accepted.
+    ``data_loss`` is damage whose loss was accepted. ``replicas`` are the other copies, as the
+    leader sees them.
     """
 
     config: StreamConfig
@@ -197,6 +219,7 @@ class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
     shards: list[StreamState] = []
     durability: str = "fsync"
     data_loss: DataLoss | None = None
+    replicas: list[Replica] = []
 
 
 class SequencePair(msgspec.Struct, frozen=True):
@@ -254,8 +277,9 @@ class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
     """An event. Fields that do not belong to its type are empty.
 
     ``stream_seq`` to ``reason`` describe a delivery: the message, the consumer sequence of its
-    first delivery, the number of deliveries, and the client's reason. The node that sends the event
-    sets ``id`` and ``time_ns``.
+    first delivery, the number of deliveries, and the client's reason. ``server`` began or ceased to
+    lead ``group``, for the cause in ``reason``. The node that sends the event sets ``id`` and
+    ``time_ns``.
     """
 
     type: AdvisoryType
@@ -269,6 +293,7 @@ class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
     deliveries: int = 0
     reason: str = ""
     server: str = ""
+    group: int | None = None
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -125,6 +125,11 @@ class EdgeApp:
         # The load under way or done; None before the first call of `load`, and after a failure.
         self._loading: asyncio.Future[DeclaredRoutes] | None = None
 
+    @property
+    def has_management(self) -> bool:
+        """Whether any module has routes that are declared with FastAPI."""
+        return any(module.management is not None for module in self._modules)
+
     async def load(self) -> "DeclaredRoutes":
         """Return the routes declared with FastAPI; the first call loads them in a thread.
 

@@ -47,6 +47,8 @@ class ReadinessQuery(msgspec.Struct):
 
     verbose: bool = False
     """List the checks."""
+    strict: bool = False
+    """Not ready while a replica on this node is incomplete or a second behind."""
 
 
 class Probes:
@@ -81,15 +83,16 @@ class Probes:
         return json_response(200, Liveness("ok"))
 
     async def _readyz(self, request: Request) -> Answer:
-        verbose = parse_query(request.query_string, ReadinessQuery).verbose
+        asked = parse_query(request.query_string, ReadinessQuery)
         reasons: dict[str, str] = {}
+        unfit: dict[str, str] = {}
         for link in self._links:
-            reasons.update(link.readiness())
+            reasons |= link.readiness(strict=asked.strict)
+            unfit |= link.readiness(strict=True)
         if not reasons:
-            return json_response(
-                200, Readiness("ready", {"storage": "ready"} if verbose else msgspec.UNSET)
-            )
-        fields = [FieldProblem(name, why) for name, why in reasons.items()] if verbose else []
+            shown = {"storage": "ready", **unfit} if asked.verbose else msgspec.UNSET
+            return json_response(200, Readiness("ready", shown))
+        fields = [FieldProblem(name, why) for name, why in reasons.items() if asked.verbose]
         raise ApiError(errors.NOT_READY, f"not ready: {', '.join(reasons)}", fields, applied=False)
 
     async def _metrics_text(self, request: Request) -> Answer:

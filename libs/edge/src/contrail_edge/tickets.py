@@ -43,12 +43,13 @@ class OpenedTicket:
 class Tickets:
     """Issues and opens tickets. Every process with the same keys can open them.
 
-    Storage makes sure that each is used only once.
+    Storage makes sure that each is used only once. The keys are read at each use, so that they can
+    be changed in place.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        # Derived, so that a ticket is never valid as an ack token. The first key signs.
-        self._keys = [hmac.digest(key, _LABEL, hashlib.sha256) for key in keys]
+        # The first one signs.
+        self._keys = keys
 
     def issue(self, now_ns: int) -> Ticket:
         """Return a new ticket."""
@@ -78,4 +79,6 @@ class Tickets:
 
 
 def _mark(key: bytes, content: bytes) -> bytes:
-    return hmac.digest(key, content, hashlib.sha256)[:_MARK_BYTES]
+    # Derived, so that a ticket is never valid as an ack token.
+    own = hmac.digest(key, _LABEL, hashlib.sha256)
+    return hmac.digest(own, content, hashlib.sha256)[:_MARK_BYTES]

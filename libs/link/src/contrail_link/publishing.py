@@ -1,11 +1,15 @@
 """Publishing over the link for callers that wait."""
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishLink, PublishOutcome
+
+_K = TypeVar("_K")
 
 _STREAM_CHANGED: Final = (errors.STREAM_NOT_FOUND.code, errors.SUBJECT_NOT_CAPTURED.code)
 
@@ -19,6 +23,24 @@ def refusal_by_subject(code: int, detail: str) -> ApiError:
     if code in _STREAM_CHANGED:
         return ApiError(errors.NO_STREAM_FOR_SUBJECT, applied=False)
     return errors.from_code(code, detail)
+
+
+def positions_by_subject(
+    messages: Sequence[PublishMessage], key_of: Callable[[str], _K]
+) -> dict[_K, list[int]]:
+    """Return the positions of ``messages`` by a key of their subjects.
+
+    ``key_of`` is called once for each subject.
+    """
+    by_key: dict[_K, list[int]] = {}
+    by_subject: dict[str, list[int]] = {}
+    for at, message in enumerate(messages):
+        positions = by_subject.get(message.subject)
+        if positions is None:
+            positions = by_key.setdefault(key_of(message.subject), [])
+            by_subject[message.subject] = positions
+        positions.append(at)
+    return by_key
 
 
 async def publish(link: PublishLink, stream: str, content: PublishContent) -> PublishAck:

@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from contrail_api.cluster.routes import Cluster
 from contrail_api.publishing.batch import BatchPublish
 from contrail_api.publishing.single import SinglePublish
 from contrail_api.reading.events import Events
@@ -32,6 +33,7 @@ def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
             *Replays(link).routes(),
             *Snapshots(link).routes(),
             *Events(link).routes(),
+            *Cluster(link).routes(),
         ),
         management=lambda: _management(link, settings),
     )

@@ -1,12 +1,6 @@
 """Replication: Raft groups over the node's write-ahead log."""
 
-from contrail_replicator.group import (
-    MAX_ENTRY_BYTES,
-    CommittedEntry,
-    GroupBusyError,
-    NotLeaderError,
-    RaftGroup,
-)
+from contrail_replicator.group import RaftGroup
 from contrail_replicator.guard import LogDivergedError
 from contrail_replicator.journal import LogGapError
 from contrail_replicator.messages import Message
@@ -18,6 +12,12 @@ from contrail_replicator.ports import (
     RecoveredLog,
     Timings,
     Transport,
+)
+from contrail_replicator.proposals import (
+    MAX_ENTRY_BYTES,
+    CommittedEntry,
+    GroupBusyError,
+    NotLeaderError,
 )
 from contrail_replicator.transport import NullTransport
 

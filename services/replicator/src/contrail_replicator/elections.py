@@ -42,7 +42,8 @@ class Elections:
         send: Callable[[str, PreVote], None],
     ) -> None:
         self._voter = voter  # the member itself
-        self._peers = tuple(peers)  # the other members
+        self.peers = tuple(peers)
+        """The other members."""
         self._clock = clock  # seconds; never goes backwards
         self._timings = timings  # its bounds
         # Sends a question for pre-votes.
@@ -65,7 +66,7 @@ class Elections:
 
     def may_campaign(self) -> bool:
         """Whether a majority, or the leader, wants this member to become a candidate."""
-        return not self._peers or self._cleared_term == self._voter.term()
+        return not self.peers or self._cleared_term == self._voter.term()
 
     def clear_for_transfer(self) -> None:
         """Allow a candidacy without pre-votes, because the leader asks for it."""
@@ -117,7 +118,7 @@ class Elections:
             return
         self._asked_at = now
         last_term, last_index = self._voter.last_entry()
-        for peer in self._peers:
+        for peer in self.peers:
             self._send(peer, PreVote(term, last_index, last_term))
 
     def answer(self, question: PreVote) -> PreVoteReply:
@@ -139,7 +140,7 @@ class Elections:
         if not (reply.granted and reply.asked == self._asked_term == self._voter.term()):
             return False
         self._supporters.add(peer)
-        if len(self._supporters) + 1 <= (len(self._peers) + 1) / 2:
+        if len(self._supporters) + 1 <= (len(self.peers) + 1) / 2:
             return False
         self.clear()
         return True

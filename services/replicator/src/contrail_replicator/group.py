@@ -3,59 +3,43 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from contrail_replicator.comparisons import COMPARING, Comparing, Comparison
 from contrail_replicator.journal import GroupJournal
-from contrail_replicator.messages import SUSPECT, Append, Message, MessageRefusedError
-from contrail_replicator.ports import (
-    JournalLog,
-    MemberLog,
-    Timings,
-    Transport,
+from contrail_replicator.messages import (
+    RESTORING,
+    SUSPECT,
+    Append,
+    Message,
+    MessageRefusedError,
+    Reply,
 )
-from contrail_replicator.raft_core import RaftCore
+from contrail_replicator.ports import JournalLog, MemberLog, Timings, Transport
+from contrail_replicator.proposals import (
+    MAX_ENTRY_BYTES,
+    CommittedEntry,
+    GroupBusyError,
+    NotLeaderError,
+    Proposal,
+)
+from contrail_replicator.raft_core import NOW, RaftCore
 from contrail_replicator.reads import ReadDone
+from contrail_replicator.standing import GroupReport
 
-MAX_ENTRY_BYTES: Final = 4 << 20
 MAX_OUTSTANDING_BYTES: Final = 8 << 20
+NEAR_BYTES: Final = 1 << 20
+"""A member that lacks fewer bytes is near enough to take over without being asked to."""
 TERM_LEAP_MAX: Final = 1 << 32
 """How far a peer's term may be ahead: more elections than there have been in its lifetime."""
 _TAIL_BYTES: Final = 8 << 20
 _PIECE: Final = 64
+_GROUPED: Final = 64
+_GROUPED_BYTES: Final = 32 << 10
 _DEFAULT_TIMINGS: Final = Timings()
 # It goes on while the machine sleeps, so that a leader that slept does not believe old answers.
 _awake_clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-class NotLeaderError(Exception):
-    """This node is not the leader, so nothing was appended."""
-
-
-class GroupBusyError(Exception):
-    """Nothing was appended: too many bytes wait to be committed, or the leader is handing over."""
-
-
-@dataclass(slots=True)
-class CommittedEntry:
-    """An entry to apply. `data` is empty for a leader's first entry of its term.
-
-    `context` is the argument of `propose`. It is None on all nodes but the proposing one, and there
-    too if the node has lost track of the proposal.
-    """
-
-    index: int
-    term: int
-    data: bytes
-    context: object | None
-
-
-@dataclass(slots=True)
-class _Proposal:
-    term: int
-    size: int
-    context: object
 
 
 class RaftGroup:
@@ -71,6 +55,10 @@ class RaftGroup:
     committed, so they never will be. `on_lost` gets those whose outcome this node will not learn.
     `on_needs_snapshot` gets the peers that need entries which this leader's node no longer has.
     """
+
+    ended_by = ""
+    """Why this member ceased to lead last: `newer_term`, `no_quorum`, `resigned` or `unfit`."""
+    _resigning = False  # True inside `resign`
 
     def __init__(  # noqa: PLR0913
         self,
@@ -104,31 +92,27 @@ class RaftGroup:
         # only `_settle` and its helpers call it, outside the core, because a callback may propose.
         self._on_commit = on_commit
         self._on_role = on_role  # learns that this node leads, or no longer does
-        self._is_sound = is_sound  # says whether a leader's entry may be logged
         self._on_lost = on_lost  # gets the contexts of proposals with an unknown outcome
         self._on_replaced = on_replaced or on_lost  # those of proposals that never will be
         self._peers = frozenset(peers) - {node_id}  # the other members
         self._alone = not self._peers  # true in a group of one, which needs no elections
-        # Seconds; never goes backwards.
-        self._clock = clock = clock or (time.monotonic if self._alone else _awake_clock)
+        self._clock = clock = clock or (time.monotonic if self._alone else _awake_clock)  # seconds
         self._outcome_s = timings.outcome_s  # for how long a former leader waits for outcomes
         self._unknown_at: float | None = None  # when that ends; None while it leads
         self._tail_bytes = 0 if self._alone else _TAIL_BYTES  # kept in memory for followers
         self._running = False  # not before `start`, after `stop`, and while the log fails
         self._stopped = False  # whether `stop` was called
         self._paused = False  # True from an `on_commit` that returned False until `resume`
-        # True inside `_settle`: a callback that comes back here must not hand out the next entry
-        # in the middle of the current one.
-        self._settling = False
+        self._put_off = 0  # bytes of entries received since it last handed out any
+        self._settling = False  # inside `_settle`: a callback must hand out no next entry
         self._led_term = 0  # the term in which `on_role` said that it leads; 0 while it does not
-        # The last index handed to `on_commit`. Invariant: <= commit index <= durable index.
-        self._applied_index = applied_index
-        # This node's proposals without an outcome, by index; also of terms that have ended.
-        self._proposals: dict[int, _Proposal] = {}
+        self._applied_index = applied_index  # the last one handed to `on_commit`; <= commit index
+        self._proposals: dict[int, Proposal] = {}  # without an outcome, by index; of all terms
         self._outstanding_bytes = 0  # the total size of `_proposals`
         recovered = log.attach(group_id, self.handle_durable)
         # The group's part of the log, and the copies in memory that peers and `on_commit` read.
         self._journal = GroupJournal(group_id, log, recovered, applied_index, member_log)
+        self._journal.is_sound = is_sound
         # Elections and commits.
         self._core = RaftCore(
             node_id,
@@ -140,7 +124,11 @@ class RaftGroup:
             timings,
             on_needs_snapshot,
         )
+        self.comparison = Comparison(node_id, tuple(self._peers), self._send)
+        """Of what the members have applied; the owner notes the own digests."""
         self._journal.trim_to_size(applied_index, self._tail_bytes)
+        self._held = bool(self._journal.flags & SUSPECT)  # then nothing is handed out
+        self._unfit = bool(self._journal.flags)  # as `_settle` has last seen them
         transport.attach(group_id, self)
 
     @property
@@ -193,6 +181,21 @@ class RaftGroup:
         """What this member is unfit for: `messages.RESTORING`, `messages.SUSPECT`, or 0."""
         return self._journal.flags
 
+    @property
+    def flags_are_durable(self) -> bool:
+        """Whether the disk has the flags."""
+        return self._journal.flags_are_durable
+
+    @property
+    def lagging(self) -> list[str]:
+        """While this member leads: the peers that need entries which this node no longer has."""
+        return self._core.lagging()
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether this member leads and there is a peer that is fit to lead."""
+        return self._core.leads() and self._core.has_fit_peer()
+
     def start(self) -> None:
         """Start to take part in the group. A group of one elects itself at once."""
         self._running = True
@@ -228,7 +231,7 @@ class RaftGroup:
         if not self._alone and index in self._proposals:  # of an earlier leadership, and cut since
             self._lose([index])
             outstanding = self._outstanding_bytes
-        self._proposals[index] = _Proposal(term, size, context)
+        self._proposals[index] = Proposal(term, size, context)
         self._outstanding_bytes = outstanding + size
         return index
 
@@ -237,22 +240,28 @@ class RaftGroup:
         if self._running:
             self._journal.handle_durable(position, index)
             self._core.handle_durable()
-            self._core.tick()
-            self._settle()
+            if self._alone:
+                self._core.tick()
+                self._settle()
+            else:
+                self._go_on()
 
     def tick(self) -> None:
         """Do due elections, heartbeats and commits. Must be called every 25 ms.
 
         A group of one has nothing to be late with, and may be called every 50 ms.
         """
-        if self._running:
+        if self._running and (self._alone or self._clock() > self._core.due):
             if not self._alone:
                 self._core.tick_timers()
-                self._hand_on_if_suspect()
+                self._hand_on_if_unfit()
+                if self.is_leader:
+                    self.comparison.ask_if_due(self.term, self._clock())
             self._core.tick()
             self._settle()
             if self._unknown_at is not None and self._clock() >= self._unknown_at:
                 self._lose_uncommitted()
+            self._core.note_done(self._unknown_at)
 
     def receive(self, peer: str, message: Message) -> None:
         """Handle a message from a peer.
@@ -266,15 +275,42 @@ class RaftGroup:
             raise MessageRefusedError(
                 f"group {self._group_id}: {peer} speaks of term {message.term}; it is {self.term}"
             )
-        # Before the log has them: a bit that flips in the leader's memory must not reach all logs.
-        entries = message.entries if isinstance(message, Append) else ()
-        if not all(self._is_sound(data) for _, data in entries):
-            raise MessageRefusedError(
-                f"group {self._group_id}: {peer} sent an entry that is not what was proposed"
-            )
-        if self._running:
+        if isinstance(message, Append):
+            # Before the log has them: a bit that flips in the leader's memory must not reach all.
+            if not all(self._journal.is_sound(data) for _, data in message.entries):
+                raise MessageRefusedError(
+                    f"group {self._group_id}: {peer} sent an entry that is not what was proposed"
+                )
+            self._put_off += sum([len(data) for _, data in message.entries])
+        if not self._running:
+            return
+        if self._core.take_usual(peer, message):
+            if isinstance(message, (Append, Reply)):
+                self._go_on()
+            return
+        if isinstance(message, COMPARING):
+            self._handle_comparison(peer, message)
+        else:
             self._core.receive(peer, message)
-            self._core.tick()
+        self._core.tick()
+        self._settle()
+
+    def _go_on(self) -> None:
+        """Hand out what has become committed; a follower does so in groups, in its next tick.
+
+        A few small entries in a row cost a fraction of what they cost one by one.
+        """
+        core = self._core
+        if core.leads():
+            urgent = core.may_commit()
+        else:
+            waiting = core.commit_index() - self._applied_index
+            urgent = waiting >= _GROUPED or self._put_off >= _GROUPED_BYTES
+            if waiting:
+                core.due = NOW
+        # What an unfit member may do changes with what it holds, durably.
+        if urgent or self._unfit:
+            core.tick()
             self._settle()
 
     def resume(self) -> None:
@@ -287,9 +323,15 @@ class RaftGroup:
         """Note whether messages can be sent to a peer."""
         self._core.link_changed(peer, connected)
 
-    def trim(self, index: int) -> None:
-        """Drop entries up to `index` (at most the applied index) from memory."""
-        self._journal.trim(min(index, self._applied_index))
+    def trim(self, index: int, at_most: int = 1 << 62) -> bool:
+        """Drop entries up to `index` (at most the applied index) from memory.
+
+        Only the oldest `at_most` of them; returns whether these were all.
+        """
+        last = min(index, self._applied_index)
+        stop = min(last, self._journal.anchor_index + at_most)
+        self._journal.trim(stop)
+        return stop >= last
 
     def read_index(self, done: ReadDone) -> None:
         """Call `done(True)` once this member has handed out all that was committed until now.
@@ -311,6 +353,33 @@ class RaftGroup:
         """
         return (self._alone and self.is_leader) or self._core.heard_majority_within(seconds)
 
+    def staleness_s(self) -> float:
+        """Seconds since all that was committed then was handed out; inf if that is unknown.
+
+        The state of an unfit member counts as unknown.
+        """
+        if self._alone:
+            return 0.0
+        fit = self._running and not self._journal.flags
+        return self._core.standing.staleness_s(self._applied_index) if fit else float("inf")
+
+    def report(self) -> GroupReport:
+        """What this member knows of the group."""
+        core, flags = self._core, self._journal.flags
+        return GroupReport(
+            core.term(),
+            "leader" if self.is_leader else "follower",
+            core.leader(),
+            self.durable_index,
+            core.commit_index(),
+            self._applied_index,
+            restoring=bool(flags & RESTORING),
+            suspect=bool(flags & SUSPECT),
+            peers=core.standing.peers(),
+            elections=core.standing.elections,
+            step_downs=core.standing.step_downs,
+        )
+
     def hand_over(self, target: str | None = None) -> bool:
         """Begin to make `target`, or the best peer, the leader; False if there is none fit for it.
 
@@ -318,28 +387,53 @@ class RaftGroup:
         """
         return self.is_leader and not self._alone and self._core.hand_over(target)
 
-    def install(self, index: int, term: int) -> bool:
-        """Take up the log after a snapshot, whose state the store has durably up to `index`.
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether proposals are refused because another member is about to lead."""
+        return self._core.handover is not None
 
-        False, and nothing is changed, if the own log has that entry: what follows it in this log
-        may have been acknowledged, and must stay.
+    def may_take_over(self, peer: str) -> bool:
+        """Whether this member leads, and `peer` is whole, answers, wants to, and lacks little."""
+        return self.is_leader and self._core.lags_little(peer, NEAR_BYTES)
+
+    def decline(self) -> None:
+        """Tell leaders not to hand over to this member any more, because it is about to stop."""
+        self._core.willingness.leaving = True
+
+    def install(self, index: int, term: int) -> bool:
+        """Go on after a snapshot, whose state the store has durably up to `index`.
+
+        False if the own log has that entry and is left alone: what follows it there may have been
+        acknowledged, and must stay. Changes nothing on a leader without that entry, and for an
+        index before the applied one.
         """
-        if not self._core.install(index, term):
+        if index < self._applied_index:
+            return False
+        reset = self._core.install(index, term)
+        if not (reset or self._core.holds(index, term)):
             return False
         self._applied_index = index
         self._lose([at for at in self._proposals if at <= index])
-        return True
+        self._settle()
+        return reset
 
     def mark_suspect(self, suspect: bool) -> None:
-        """Note, durably, whether this member's state is damaged. It then leads only to hand on."""
+        """Note, durably, whether this member's state is damaged or out of date.
+
+        Until it is whole again, nothing is handed out, and it leads only to hand on. Raises OSError
+        if the log has failed; nothing is handed out then either.
+        """
+        self._held = True
         flags = self._journal.flags
         self._journal.save_flags(flags | SUSPECT if suspect else flags & ~SUSPECT)
         self._settle()
 
     def resign(self) -> None:
         """Give up leadership. A group of one leads again only after `start`."""
+        self._resigning = True
         self._core.step_down()
         self._settle()
+        self._resigning = False
 
     def handle_log_failure(self) -> None:
         """Resign and drop all entries that are not durable, because the node's log failed.
@@ -351,6 +445,7 @@ class RaftGroup:
         self._journal.cut_to_durable()
         self._core.forget_matched()
         self._settle()
+        self._lose_uncommitted()  # it hears of no outcome before its log has recovered
 
     def handle_log_recovered(self) -> None:
         """Start again, because the node's log accepts records again."""
@@ -375,9 +470,14 @@ class RaftGroup:
 
         Callbacks run here, outside the core, so that they may propose.
         """
+        self._core.due = NOW
         if self._settling:
             return
         self._settling = True
+        if not self._alone:
+            flags = self._journal.flags
+            self._unfit = bool(flags)
+            self._held = self._held and bool(flags & SUSPECT)
         try:
             if self._applied_index < self._core.commit_index():
                 self._hand_out()
@@ -391,8 +491,8 @@ class RaftGroup:
 
     def _hand_out(self) -> None:
         """Hand out committed entries, until the owner wants a pause."""
-        core, journal = self._core, self._journal
-        while not self._paused:
+        core, journal, self._put_off = self._core, self._journal, 0
+        while not (self._paused or self._held):
             # In pieces, because entries leave the memory after each.
             applied = self._applied_index
             piece = journal.slice(applied + 1, min(core.commit_index() - applied, _PIECE))
@@ -402,6 +502,7 @@ class RaftGroup:
                 more = self._on_commit(CommittedEntry(index, term, data, context))
                 if self._stopped or not more:
                     self._paused = True
+                if self._paused or self._held:
                     break
             journal.trim_to_size(self._applied_index, self._tail_bytes)
             if self._applied_index >= core.commit_index():
@@ -412,6 +513,8 @@ class RaftGroup:
         if not self._alone and term and self._journal.flags:
             term = 0  # it leads only to hand on
         if self._led_term and term != self._led_term:
+            self.ended_by = self._cause_of_end()
+            self._core.standing.step_downs[self.ended_by] += 1
             self._led_term = 0
             self._on_role(False)
             if self._alone or self._stopped:
@@ -425,13 +528,36 @@ class RaftGroup:
             # all the same, but this one does not wait for that.
             if self._proposals:
                 self._lose_uncommitted()
+            self._core.standing.note_elected()
             self._on_role(True)
 
-    def _hand_on_if_suspect(self) -> None:
-        """Look for a better leader, if this one may not serve."""
+    def _cause_of_end(self) -> str:
+        """Why this member leads no longer: see `ended_by`."""
+        newer = self._core.term() > self._led_term
+        ended = "no_quorum" if self._running and not self._resigning else "resigned"
+        return "newer_term" if newer else "unfit" if self._journal.flags else ended
+
+    def _hand_on_if_unfit(self) -> None:
+        """Look for a better leader, if this one may not serve, or its disk is slow."""
         core = self._core
-        if core.leads() and self._journal.flags and core.handover is None and self._is_caught_up():
+        if not core.leads() or core.handover is not None:
+            return
+        if core.is_damaged:
+            # No member can take over from it: they refuse an entry of this one.
+            self.resign()
+        elif self._journal.flags:
+            # It hands out nothing, but what it has may be acknowledged and must be committed first.
+            if core.commit_index() >= core.first_index_of_term():
+                core.hand_over(None)
+        elif self.is_leader and core.willingness.must_hand_over():
             core.hand_over(None)
+
+    def _handle_comparison(self, peer: str, message: Comparing) -> None:
+        if message.term != self.term or self._journal.flags & SUSPECT:
+            return
+        if self.comparison.receive(peer, message, self.leader):
+            with suppress(OSError):  # the log has failed; the next comparison says it again
+                self.mark_suspect(True)
 
     def _is_caught_up(self) -> bool:
         """Whether all entries of earlier terms are handed out; this member leads."""

@@ -5,8 +5,13 @@ anchor is always applied. An entry counts as durable once the node's log has rep
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
+from contrail_replicator.messages import SUSPECT
 from contrail_replicator.ports import JournalLog, LogEntry, MemberLog, RecoveredLog
+
+HELD_BYTES_MAX: Final = 64 << 20
+"""Bytes of entries in memory above which a suspect member, which applies none, takes no more."""
 
 
 class LogGapError(Exception):
@@ -33,8 +38,10 @@ class GroupJournal:
                 f"group {group} is applied up to {applied}, but its log has the entries after "
                 f"{recovered.base_index} up to {end}"
             )
-        # The group's number in the node's log.
-        self._group = group
+        self.is_sound: Callable[[bytes], bool] = lambda _data: True
+        """Whether an entry is what was proposed; set by the owner."""
+        self.group = group
+        """The group's number in the node's log."""
         # The node's log, which writes and syncs; None: it serves groups of one only.
         self._log = log
         self._member_log = member_log
@@ -66,9 +73,14 @@ class GroupJournal:
     @property
     def flags(self) -> int:
         """Flags of the hard state; a flag that is taken away counts until that is durable."""
-        if self.durable_position < self._flags_position:
+        if not self.flags_are_durable:
             return self._flags | self._old_flags
         return self._flags
+
+    @property
+    def flags_are_durable(self) -> bool:
+        """Whether the disk has the flags."""
+        return self.durable_position >= self._flags_position
 
     @property
     def anchor_index(self) -> int:
@@ -79,6 +91,11 @@ class GroupJournal:
     def anchor_term(self) -> int:
         """Term of the entry before the oldest one in memory."""
         return self._entries[0][2]
+
+    @property
+    def last_term(self) -> int:
+        """Term of the newest entry, or of the anchor."""
+        return self._entries[-1][2]
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,7 +127,7 @@ class GroupJournal:
 
     def append(self, data: bytes, index: int, term: int) -> None:
         """Add the next entry; it is durable once the node's log says so."""
-        self.position = self._log.append(self._group, index, term, data)
+        self.position = self._log.append(self.group, index, term, data)
         self._entries.append((data, index, term))
         self.last_index = index
         self.size += len(data)
@@ -120,8 +137,8 @@ class GroupJournal:
         last = from_index - 1
         last_term = self.term_at(last)
         if last_term is None:
-            raise LogGapError(f"group {self._group} does not hold entry {last}")
-        self.position = self._log.truncate(self._group, from_index, last_term)
+            raise LogGapError(f"group {self.group} does not hold entry {last}")
+        self.position = self._log.truncate(self.group, from_index, last_term)
         self._cut_memory(last)
         # What is on its way to the disk may still end with entries that were cut here.
         pending = self._cut_position > self.durable_position
@@ -131,7 +148,7 @@ class GroupJournal:
 
     def save_hard_state(self, term: int, voted_for: str | None) -> None:
         """Record term and vote."""
-        self.position = self._log.save_hard_state(self._group, term, voted_for)
+        self.position = self._log.save_hard_state(self.group, term, voted_for)
         self.term, self.voted_for = term, voted_for
 
     def handle_durable(self, position: int, index: int) -> None:
@@ -145,13 +162,13 @@ class GroupJournal:
     def save_flags(self, flags: int) -> None:
         """Record the flags of the hard state."""
         if flags != self._flags:
-            self.position = self._members().save_flags(self._group, flags)
+            self.position = self._members().save_flags(self.group, flags)
             self._old_flags, self._flags = self.flags, flags
             self._flags_position = self.position
 
     def reset(self, index: int, term: int) -> None:
         """Replace the whole log by a base; the store has everything up to it, durably."""
-        self.position = self._members().reset(self._group, index, term)
+        self.position = self._members().reset(self.group, index, term)
         self._entries = [(b"", index, term)]
         self.size = 0
         self.last_index = self.durable_index = self._cut_index = index
@@ -160,21 +177,23 @@ class GroupJournal:
     def term_on_disk(self, index: int) -> int | None:
         """Term of an entry that is no longer in memory; None if the disk does not have it."""
         log = self._member_log
-        return log.term_at(self._group, index) if log is not None else None
+        return log.term_at(self.group, index) if log is not None else None
 
     def read_from_disk(
         self, from_index: int, max_bytes: int, on_read: Callable[[Sequence[LogEntry]], None]
     ) -> None:
         """Call `on_read` later with entries from an index on; with none if they are gone."""
-        self._members().read(self._group, from_index, max_bytes, on_read)
+        self._members().read(self.group, from_index, max_bytes, on_read)
 
     def _members(self) -> MemberLog:
         if self._member_log is None:
-            raise RuntimeError(f"the log of group {self._group} is for one member")
+            raise RuntimeError(f"the log of group {self.group} is for one member")
         return self._member_log
 
     def has_capacity(self, size: int) -> bool:
-        """Whether the node's log takes `size` more bytes now."""
+        """Whether the node's log takes `size` more bytes now, and memory those not handed out."""
+        if self._flags & SUSPECT and self.size > HELD_BYTES_MAX:
+            return False
         return self._log.has_capacity(size)
 
     def cut_to_durable(self) -> None:

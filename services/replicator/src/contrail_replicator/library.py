@@ -100,8 +100,12 @@ class CoreTransport(Transport):  # type: ignore[misc]
 class Member(Node):  # type: ignore[misc]
     """A node with a stable hash, so that the core's sets have the same order in every run."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._hash = crc32(name.encode())
+
     def __hash__(self) -> int:
-        return crc32(self.id.encode())
+        return self._hash
 
 
 def configuration(journal: CoreJournal, timings: Timings) -> Any:

@@ -14,6 +14,8 @@ RESTORING: Final = 1
 """Flag of a member whose log is not whole: it does not vote, and does not count."""
 SUSPECT: Final = 2
 """Flag of a member whose log is whole and whose state is damaged: it leads only to hand on."""
+DECLINES: Final = 128
+"""Flag of a member that does not want to lead for now: it stops, or its disk is slow."""
 
 
 class MessageRefusedError(Exception):
@@ -118,6 +120,25 @@ class Readmit(_Message, frozen=True):
     """The member must hold and have applied everything up to this index, durably."""
 
 
+class DigestQuestion(_Message, frozen=True):
+    """A leader asks for the digest of what the receiver has applied up to `index`."""
+
+    index: int
+
+
+class DigestAnswer(_Message, frozen=True):
+    """The answer to `DigestQuestion`, with 16 bytes."""
+
+    index: int
+    digest: bytes
+
+
+class Distrust(_Message, frozen=True):
+    """A leader tells the receiver that its state at `index` is not that of the majority."""
+
+    index: int
+
+
 Message = (
     Append
     | Reply
@@ -130,4 +151,7 @@ Message = (
     | Transfer
     | Resigned
     | Readmit
+    | DigestQuestion
+    | DigestAnswer
+    | Distrust
 )

@@ -119,5 +119,7 @@ class Timings:
     heartbeat_s: float = 0.075
     leader_fallback_s: float = 0.6
     vote_repeat_s: float = 0.15
+    slow_disk_s: float = 0.5
+    """A leader whose log has waited this long for the disk hands over."""
     outcome_s: float = 10.0
     """After this time, a proposal of a former leader counts as unknown."""

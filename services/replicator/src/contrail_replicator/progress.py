@@ -50,8 +50,14 @@ class Progress:
             return False
         if self.state is State.PROBE:
             return self.may_probe
+        return self.is_replicating(last_index)
+
+    def is_replicating(self, last_index: int) -> bool:
+        """Whether entries are due without waiting, to a leader's log that ends at `last_index`."""
         return (
-            self.next_index <= last_index
+            self.state is State.REPLICATE
+            and not self.reading
+            and self.next_index <= last_index
             and self._sent_bytes < WINDOW_BYTES
             and len(self._sent) < WINDOW_FRAMES
         )

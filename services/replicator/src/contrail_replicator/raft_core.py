@@ -5,6 +5,8 @@ library finds its private methods by their mangled names, so a subclass can over
 of overridden methods and the audit of their behaviour are only valid for one version.
 """
 
+# One module: its methods take the place of the library's, and share their private state.
+
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -15,9 +17,10 @@ from pysyncobj.syncobj import SyncObj
 from contrail_replicator import guard, library
 from contrail_replicator.elections import Elections
 from contrail_replicator.guard import DurabilityBarrier
-from contrail_replicator.handover import Handover
+from contrail_replicator.handover import Handover, Willingness
 from contrail_replicator.journal import GroupJournal
 from contrail_replicator.messages import (
+    DECLINES,
     RESTORING,
     SUSPECT,
     Append,
@@ -34,12 +37,14 @@ from contrail_replicator.messages import (
 )
 from contrail_replicator.messages import Transfer as TransferRequest
 from contrail_replicator.ports import LogEntry, Timings
+from contrail_replicator.progress import State
 from contrail_replicator.readmissions import Readmissions
 from contrail_replicator.reads import ReadDone, Reads
 from contrail_replicator.replication import Replication
 from contrail_replicator.rounds import Rounds
+from contrail_replicator.standing import Standing
 
-_NEVER: Final = float("-inf")
+NOW: Final = float("-inf")
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]
@@ -63,15 +68,16 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         # Seconds; never goes backwards, and continues while the machine sleeps.
         self._clock = clock
         self._timings = timings  # bounds of elections and leadership
-        # Election timeouts. The seed is the node id, so a simulation gives the same run again.
-        self._random = random.Random(node_id)
+        # Election timeouts. No two members of a group have the same, groups of a node are
+        # independent, and a start after another election draws anew. A simulation repeats them.
+        self._random = random.Random(f"{node_id} {journal.group} {journal.term}")
         # Messages that must not leave before the entries and votes they promise are durable.
         self._barrier = DurabilityBarrier()
         # Peers that voted for this node in the current term. The library counts votes, not voters,
         # so a repeated vote must not reach it.
         self._voters: set[str] = set()
         # When this candidate asked for votes last.
-        self._requested_at = _NEVER
+        self._requested_at = NOW
         # The leader's commit index as far as this log agrees with the leader's; never decreases.
         # The own commit index follows it up to the durable index.
         self._leader_commit = 0
@@ -81,24 +87,23 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._answered_round = 0
         # True while the core handles an append that conflicts with this log, which it then cuts.
         self._may_cut = False
-        # True inside `tick`.
-        self._in_tick = False
-        # True while the leader's core counts what is committed; see `__getCurrentLogIndex`.
-        self._counting = False
-        # The library's objects for the peers, by node id.
+        self.due = NOW
+        """When `tick` and `tick_timers` have something to do; NOW: look whether they have."""
+        # True inside `tick`; while the leader's core counts what is committed.
+        self._in_tick = self._counting = False
+        # By node id: the library's objects for the peers.
         self._nodes = {peer: library.Member(peer) for peer in peers if peer != node_id}
         # When this member may start an election, and support that of another.
         self._elections = Elections(self, tuple(self._nodes), clock, timings, send)
         # The rest belongs to a leader. The term in which it last led.
         self._last_led_term = 0
-        # Its rounds, and the answers to them.
-        self._rounds = Rounds(self._nodes, clock)
-        # Reads that wait for rounds.
-        self.reads = Reads()
-        # Members without a whole log.
-        self._readmissions = Readmissions()
-        # The flags of peers, as last heard in this term.
-        self._peer_flags: dict[str, int] = {}
+        self._rounds = Rounds(self._nodes, clock)  # its rounds, and the answers to them
+        # How old this member's state is, and how far its peers are.
+        self.standing = Standing(self, self._elections, self._rounds, clock, timings)
+        self.reads = Reads()  # those that wait for rounds
+        self._readmissions = Readmissions()  # members without a whole log
+        self._peer_flags: dict[str, int] = {}  # as last heard in this term
+        self.willingness = Willingness(journal, clock, timings.slow_disk_s)
         # The attempt to make another member the leader.
         self.handover: Handover | None = None
         # The entries that are sent to peers.
@@ -145,6 +150,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """Highest index known to be committed; never above the own durable index."""
         return int(self._SyncObj__raftCommitIndex)
 
+    def matched(self, peer: str) -> int:
+        """Up to where a peer has acknowledged this leader's log."""
+        return int(self._SyncObj__raftMatchIndex[self._nodes[peer]])
+
     def first_index_of_term(self) -> int:
         """Index of the entry this member added when it last became leader, 0 if never."""
         return self._SyncObj__noopIDx or 0
@@ -152,7 +161,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def campaign(self) -> None:
         """Start an election with the next tick, whatever other members think of it."""
         self._elections.clear()
-        self._SyncObj__raftElectionDeadline = _NEVER
+        self._SyncObj__raftElectionDeadline = NOW
+        self.due = NOW
 
     def step_down(self) -> None:
         """Give up leadership or candidacy; a group of one then waits for `campaign`."""
@@ -162,16 +172,39 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._SyncObj__raftLeader = None
         self._barrier.clear()
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether this leader has an entry that its followers refuse."""
+        return self._replication.is_damaged
+
     def hand_over(self, target: str | None) -> bool:
         """Begin to make a member the leader, or the best one; False if none is fit for it."""
         if target is None or not self._is_fit(target):
             fit = [peer for peer in self._nodes if target is None and self._is_fit(peer)]
             if not fit:
                 return False
-            target = max(fit, key=lambda peer: self._SyncObj__raftMatchIndex[self._nodes[peer]])
+            self._random.shuffle(fit)  # or one node would get all groups of another
+            target = max(fit, key=self.matched)
         self.handover = Handover(target, self._clock() + self._timings.election_max_s)
+        self.due = NOW
         self._ask_to_take_over()
         return True
+
+    def has_fit_peer(self) -> bool:
+        """Whether another member could lead instead of this leader."""
+        return any(map(self._is_fit, self._nodes))
+
+    def lagging(self) -> list[str]:
+        """The peers of this leader that need a snapshot."""
+        return self._replication.lagging()
+
+    def lags_little(self, peer: str, most_bytes: int) -> bool:
+        """Whether a peer that is fit to lead lacks less than that many bytes of entries."""
+        journal, matched = self._journal, self.matched(peer)
+        if not self._is_fit(peer) or matched < journal.anchor_index:
+            return False
+        lacking = journal.slice(matched + 1, max_bytes=most_bytes)
+        return not lacking or lacking[-1][1] == journal.last_index
 
     def heard_majority_within(self, seconds: float) -> bool:
         """Whether a majority has answered a round that was sent within the last `seconds`."""
@@ -198,18 +231,24 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._replication.send_new()
         return index
 
+    def holds(self, index: int, term: int) -> bool:
+        """Whether the log has a committed entry."""
+        return index <= self.commit_index() or self._journal.term_at(index) == term
+
     def install(self, index: int, term: int) -> bool:
         """Replace the log by the base of a snapshot; False if the log has its entry already.
 
         A log that has the entry stays: what follows it may have been acknowledged.
         """
-        journal = self._journal
-        held = journal.term_at(index) == term or index <= self.commit_index()
-        if held or self.leads():
+        held = self.holds(index, term)
+        if not held and self.leads():
             return False
-        journal.reset(index, term)
-        self._SyncObj__raftCommitIndex = index
         self._leader_commit = max(self._leader_commit, index)
+        if held:
+            self._advance_follower()
+            return False
+        self._journal.reset(index, term)
+        self._SyncObj__raftCommitIndex = index
         self._matched = max(self._matched, index)
         return True
 
@@ -223,6 +262,16 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._in_tick, self._counting = True, self._SyncObj__raftState == library.LEADER
         self._onTick()
         self._in_tick = False
+
+    def note_done(self, other_due: float | None) -> None:
+        """Note that everything due is done, and what is due next: `other_due`, if not before."""
+        if self._SyncObj__raftState == library.FOLLOWER:
+            due = self._SyncObj__raftElectionDeadline
+        elif self.leads() and self.handover is None:
+            due = self._SyncObj__newAppendEntriesTime
+        else:
+            due = NOW
+        self.due = due if other_due is None else min(due, other_due)
 
     def tick_timers(self) -> None:
         """Do what depends on time alone: due pre-votes, repeated requests, a handover."""
@@ -257,6 +306,111 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     # Messages ------------------------------------------------------------------------------------
 
+    def take_usual(self, peer: str, message: Message) -> bool:
+        """Take a message that changes no role: nearly all of them, without the library's detours.
+
+        False, and nothing has changed, if it is for `receive`.
+        """
+        if isinstance(message, (Heartbeat, HeartbeatReply)):
+            return self._take_repeated(peer, message)
+        if isinstance(message, Append):
+            return self._take_next(peer, message)
+        return isinstance(message, Reply) and self._take_agreed(peer, message)
+
+    def _take_repeated(self, peer: str, message: Heartbeat | HeartbeatReply) -> bool:
+        """Take a heartbeat or an answer that tells nothing but that a peer is there.
+
+        Nothing becomes due by it. A node with many groups gets hundreds of them a second.
+        """
+        if message.term != self.term():
+            return False
+        if isinstance(message, Heartbeat):
+            if self.leader() != peer or message.commit > self.commit_index():
+                return False
+            self._put_off_election()
+            self._answer_heartbeat(peer, message)
+            return True
+        if not self._is_repeated(peer, message):
+            return False
+        self.standing.note_answer(peer, message)
+        self._rounds.note_answer(peer, message.round)
+        self._SyncObj__lastResponseTime[self._nodes[peer]] = self._rounds.heard_at(peer)
+        return True
+
+    def _is_repeated(self, peer: str, message: HeartbeatReply) -> bool:
+        """Whether an answer says the same as the one before, of a peer that lacks nothing."""
+        before = self.standing.answer_of(peer)
+        return (
+            before is not None
+            and before.matched == message.matched == self._journal.last_index
+            and before.durable == message.durable
+            and before.applied == message.applied
+            and before.flags == message.flags == 0
+            and self.leads()
+            and self.handover is None
+            and self.reads.is_empty
+            and self._replication.state(peer) is State.REPLICATE
+        )
+
+    def _take_next(self, peer: str, message: Append) -> bool:
+        """Take the leader's entries that follow this log's last one."""
+        journal, term = self._journal, message.term
+        index = message.previous_index
+        if (
+            index != journal.last_index
+            or message.previous_term != journal.last_term
+            or not message.entries
+            or term != self._SyncObj__raftCurrentTerm
+            or self.leader() != peer
+            or not journal.has_capacity(sum([len(data) for _, data in message.entries]))
+        ):
+            return False
+        for entry_term, data in message.entries:
+            index += 1
+            journal.append(data, index, entry_term)
+        self._matched = index
+        self._leader_commit = max(self._leader_commit, min(message.commit, index))
+        self._put_off_election()
+        self._promise(peer, Reply(term, message.round, True, index, 0, self._flags()))
+        self._advance_follower()
+        return True
+
+    def _take_agreed(self, peer: str, message: Reply) -> bool:
+        """Take an acknowledgement of a whole member; `may_commit` then says whether to `tick`."""
+        if (
+            not message.success
+            or message.flags
+            or message.term != self._SyncObj__raftCurrentTerm
+            or not self.leads()
+            or message.index > self._journal.last_index
+            or self._peer_flags.get(peer) != 0
+            or peer in self._rounds.unfit
+            or self.handover is not None
+            or not self.reads.is_empty
+        ):
+            return False
+        node, matched = self._nodes[peer], self._SyncObj__raftMatchIndex
+        matched[node] = max(matched[node], message.index)
+        self._rounds.note_answer(peer, message.round)
+        self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
+        self._replication.note_reply(peer, message)
+        return True
+
+    def may_commit(self) -> bool:
+        """Whether this member leads, and a majority holds more than is known to be committed."""
+        if self._SyncObj__raftState != library.LEADER:
+            return False
+        commit = self._SyncObj__raftCommitIndex
+        if self._journal.durable_index <= commit:
+            return False
+        ahead: list[bool] = [one > commit for one in self._SyncObj__raftMatchIndex.values()]
+        return 2 * sum(ahead) >= len(ahead)
+
+    def _put_off_election(self) -> None:
+        """Note that the leader was heard."""
+        self._SyncObj__raftElectionDeadline = self._clock() + self._SyncObj__generateRaftTimeout()
+        self._elections.note_leader()
+
     def receive(self, peer: str, message: Message) -> None:  # noqa: PLR0912 - one line a kind
         """Handle a message from a peer. Raises LogDivergedError."""
         self._enter()
@@ -266,7 +420,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._handle_request(peer, message)
         elif isinstance(message, PreVoteReply) and message.term <= self.term():
             if self._elections.note_answer(peer, message):
-                self._SyncObj__raftElectionDeadline = _NEVER
+                self._SyncObj__raftElectionDeadline = NOW
         elif message.term < self.term():
             self._answer_stale(peer, message)
         elif isinstance(message, Append):
@@ -313,7 +467,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         if match is None:
             self._follow(peer, message.term)
             conflict_term, index = guard.conflict_of(self._journal, message)
-            flags = self._journal.flags
+            flags = self._flags()
             reply = Reply(self.term(), message.round, False, index, conflict_term, flags)
             self._send_to_peer(peer, reply)
             return
@@ -341,16 +495,25 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         agreed = min(message.commit, self._matched)
         self._leader_commit = max(self._leader_commit, agreed)
         self._advance_follower()
+        self._answer_heartbeat(peer, message)
+
+    def _answer_heartbeat(self, peer: str, message: Heartbeat) -> None:
         journal = self._journal
+        proves = journal.term_at(message.commit) == message.term
+        self.standing.note_beat(message.commit, self._applied(), proves=proves)
         reply = HeartbeatReply(
             self.term(),
             message.round,
             self._matched,
             journal.durable_index,
-            self._applied(),
-            journal.flags,
+            0 if journal.flags & SUSPECT else self._applied(),
+            self._flags(),
         )
         self._send_to_peer(peer, reply)
+
+    def _flags(self) -> int:
+        """What a leader is told of this member."""
+        return self._journal.flags | (DECLINES if self.willingness.declines else 0)
 
     def _follow(self, peer: str, term: int) -> None:
         """Note the leader of a term, without comparing logs."""
@@ -368,7 +531,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         """Do what the leader of this term asks for."""
         if isinstance(message, TransferRequest) and not self._journal.flags:
             self._elections.clear_for_transfer()
-            self._SyncObj__raftElectionDeadline = _NEVER
+            self._SyncObj__raftElectionDeadline = NOW
         elif isinstance(message, Resigned):
             self._elections.note_resigned()
             self._SyncObj__raftLeader = None
@@ -396,7 +559,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         elif kind == "response_vote":
             self._promise(node.id, VoteReply(self.term(), True))
         elif kind == "next_node_idx" and message["success"]:
-            index, flags = message["next_node_idx"] - 1, self._journal.flags
+            index, flags = message["next_node_idx"] - 1, self._flags()
             reply = Reply(self.term(), self._answered_round, True, index, 0, flags)
             self._promise(node.id, reply)
 
@@ -428,10 +591,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             # Entries must not become committed by what this member held before.
             self._SyncObj__raftMatchIndex[node] = 0
             self._rounds.forget(peer)
-        if not message.flags & RESTORING:
+        if not message.flags & RESTORING and peer in self._rounds.unfit:
             self._rounds.unfit.discard(peer)
+            # What it has acknowledged did not count. Without new entries, nothing else would tell.
+            self._replication.restart(peer)
         self._rounds.note_answer(peer, message.round)
         if isinstance(message, HeartbeatReply):
+            self.standing.note_answer(peer, message)
             self._replication.note_heartbeat(peer, message)
             confirmed = self._rounds.confirmed()
             self.reads.note_confirmed(confirmed)
@@ -454,11 +620,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _begin_round(self) -> None:
         number, term, commit = self._rounds.begin(), self.term(), self.commit_index()
         # Before that, the own commit index may be behind what an earlier leader has committed.
-        if commit >= self.first_index_of_term():
+        proves = commit >= self.first_index_of_term()
+        self.standing.note_beat(commit, self._applied(), proves=proves)
+        if proves:
             self.reads.note_round(number, commit)
             self._readmissions.note_round(number, commit)
+        beat = Heartbeat(term, number, commit)
         for peer in self._nodes:
-            self._send_to_peer(peer, Heartbeat(term, number, commit))
+            self._send_to_peer(peer, beat)
 
     def _send_round_for_reads(self) -> None:
         if self.reads.wants_round and self.commit_index() >= self.first_index_of_term():
@@ -474,8 +643,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         handover = self.handover
         if handover is None:
             return
-        now, matched = self._clock(), self._SyncObj__raftMatchIndex[self._nodes[handover.target]]
-        if handover.is_due(now, matched, self._journal.last_index):
+        now = self._clock()
+        if handover.is_due(now, self.matched(handover.target), self._journal.last_index):
             handover.next_request = now + self._timings.heartbeat_s
             self._send_to_peer(handover.target, TransferRequest(self.term()))
 
@@ -483,6 +652,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._replication.stop()
         self.handover = None
         self._peer_flags.clear()
+        self.standing.end_term()
         self._wait_for_leader()
         if self._last_led_term == self.term():
             self._elections.note_resigned()
@@ -514,7 +684,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     def _SyncObj__setCurrentTerm(self, term: int, voted_for: str | None) -> None:  # noqa: N802
         if term != self.term():
             self._voters.clear()
-            self._matched = 0
+            # Every later leader has what is committed, even if it has no entry left to compare.
+            self._matched = self._applied()
         super()._SyncObj__setCurrentTerm(term, voted_for)
 
     def _SyncObj__setState(self, state: int) -> None:  # noqa: N802
@@ -556,7 +727,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         """Send the heartbeats that are due, and entries to the peers that lack some."""
-        self._SyncObj__newAppendEntriesTime = self._clock() + self._timings.heartbeat_s
+        # All groups of a node at one moment, so that their heartbeats share a frame.
+        period = self._timings.heartbeat_s
+        self._SyncObj__newAppendEntriesTime = (self._clock() // period + 1) * period
         if self._nodes:
             self._begin_round()
             self._replication.beat()

@@ -23,6 +23,11 @@ class Reads:
         self._confirmed: deque[tuple[int, list[ReadDone]]] = deque()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no read waits."""
+        return not (self._new or self._asked or self._confirmed)
+
+    @property
     def wants_round(self) -> bool:
         """Whether reads wait, and no round is on its way that others wait for."""
         return bool(self._new) and not self._asked

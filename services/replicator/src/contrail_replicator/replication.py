@@ -20,6 +20,8 @@ class Replication:
         on_needs_snapshot: Callable[[str], None],
     ) -> None:
         """`heading` returns the leader's term, its newest round and its commit index."""
+        self.is_damaged = False
+        """Whether an entry in memory has changed since it was proposed."""
         self._peers = tuple(peers)  # the other members
         self._journal = journal  # the leader's entries
         self._send = send  # sends a message to a peer
@@ -33,6 +35,7 @@ class Replication:
 
     def start(self, next_index: int) -> None:
         """Begin to lead; nothing is known of the peers' logs."""
+        self.is_damaged = False
         self._progress = {peer: Progress(next_index) for peer in self._peers}
 
     def stop(self) -> None:
@@ -44,6 +47,10 @@ class Replication:
         progress = self._progress.get(peer)
         return progress.state if progress is not None else None
 
+    def lagging(self) -> list[str]:
+        """The peers that need entries which this member does not have."""
+        return [peer for peer, one in self._progress.items() if one.state is State.SNAPSHOT]
+
     def beat(self) -> None:
         """Note that a heartbeat is sent; peers that are probed get a message with each."""
         for peer, progress in self._progress.items():
@@ -51,9 +58,21 @@ class Replication:
             self._fill(peer, progress)
 
     def send_new(self) -> None:
-        """Send what has been appended, as far as the peers may get it."""
+        """Send the entry that has been appended, as far as the peers may get it."""
+        last = self._journal.last_index
+        message, size = None, 0
         for peer, progress in self._progress.items():
-            self._fill(peer, progress)
+            if progress.next_index != last or not progress.is_replicating(last):
+                self._fill(peer, progress)
+                continue
+            if message is None:  # one for all, which the transport encodes once
+                data, _, entry_term = self._journal[-1]
+                previous_term = self._journal[-2][2]
+                term, number, commit = self._heading()
+                contents, size = ((entry_term, data),), len(data)
+                message = Append(term, number, last - 1, previous_term, commit, contents)
+            progress.note_sent(1, size)
+            self._send(peer, message)
 
     def restart(self, peer: str) -> None:
         """Ask a peer again where the logs agree: messages to it may have been lost."""
@@ -107,6 +126,9 @@ class Replication:
         self, peer: str, progress: Progress, previous_term: int, entries: Sequence[LogEntry]
     ) -> None:
         term, number, commit = self._heading()
+        if progress.state is State.PROBE:
+            # It may be sent again because the peer refuses it; that would never end.
+            self.is_damaged |= not all(self._journal.is_sound(data) for data, _, _ in entries)
         contents = tuple((entry_term, data) for data, _, entry_term in entries)
         previous = progress.next_index - 1
         progress.note_sent(len(contents), sum(len(data) for _, data in contents))

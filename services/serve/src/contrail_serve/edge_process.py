@@ -4,6 +4,7 @@ Each serves its own routes over the link to storage, and forwards all other publ
 process of the other kind.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,21 +19,21 @@ from contrail_link.contract import StorageLink
 from contrail_link.routed.link import RoutedLink
 from contrail_link.tcp.channel import Address
 from contrail_link.tcp.client import RemoteLink
-from contrail_link.tcp.handshake import derived_key
 from contrail_link.tcp.limits import LinkLimits, limits_in_cluster
+from contrail_serve.cluster_secret import ACK_LABEL, LINK_LABEL, ClusterSecret
 from contrail_serve.forwarding.forwarder import Forwarder
 from contrail_serve.forwarding.peers import Peers
 from contrail_serve.process import (
-    ACK_LABEL,
-    LINK_LABEL,
+    LINK_LATER_S,
     edge_settings,
+    hangup_signal,
     listen,
+    on_hangup,
     serve_http,
     stop_signal,
 )
 from contrail_serve.settings import EdgeProcessSettings
 
-_LINK_LATER_S: Final = 5.0
 _LONG_POLL_S: Final = 120.0
 """More than any long poll takes."""
 
@@ -54,14 +55,14 @@ _GATEWAY: Final = _Kind("gateway", contrail_gateway.edge_module, contrail_api.ed
 class _Storage:
     """The link to storage: to its only node, or to all nodes of a cluster."""
 
-    def __init__(self, addresses: Sequence[Address], key: bytes, call_s: float) -> None:
+    def __init__(self, addresses: Sequence[Address], keys: Sequence[bytes], call_s: float) -> None:
         if len(addresses) == 1:
-            self._nodes = [RemoteLink(addresses[0], key, LinkLimits(call_s=call_s))]
+            self._nodes = [RemoteLink(addresses[0], keys, LinkLimits(call_s=call_s))]
             self._routed = None
             self.link = self._nodes[0].link
         else:
             limits = limits_in_cluster(call_s)
-            self._nodes = [RemoteLink(one, key, limits) for one in addresses]
+            self._nodes = [RemoteLink(one, keys, limits) for one in addresses]
             self._routed = RoutedLink(self._nodes, answer_s=call_s)
             self.link = self._routed.link
 
@@ -92,22 +93,25 @@ async def _serve(settings: EdgeProcessSettings, kind: _Kind) -> bool:
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
-        edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
+        secret = ClusterSecret(settings.cluster_secret)
+        edge = edge_settings(settings, secret.keys(ACK_LABEL))
         # Storage knows more about the reason, so let it give up first.
-        call_s = settings.publish_timeout_s + _LINK_LATER_S
-        key = derived_key(settings.cluster_secret, LINK_LABEL)
-        storage = _Storage(settings.storage, key, call_s)
+        call_s = settings.publish_timeout_s + LINK_LATER_S
+        storage = _Storage(settings.storage, secret.keys(LINK_LABEL), call_s)
         forwarder = Forwarder(Peers(kind.others, settings.peers), call_s + _LONG_POLL_S)
         # Its routes are declared here as well, so that every process documents all paths.
         foreign = replace(kind.foreign(storage.link, edge), elsewhere=forwarder)
         app = build_app([kind.own(storage.link, edge), foreign], edge)
         app.metrics.add(forwarder)
         storage.start()
+        hung_up = hangup_signal(wanted=secret.file is not None)
+        following = asyncio.create_task(on_hangup(hung_up, [secret.read_again]))
         try:
             await serve_http(
                 app, edge, listener, stopping.wait(), service=kind.name, leaving=forwarder.drain
             )
         finally:
+            following.cancel()
             forwarder.close()
             await storage.close()
     return True

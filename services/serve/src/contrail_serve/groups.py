@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from contrail_replicator.group import GroupBusyError, NotLeaderError, RaftGroup
+from contrail_replicator.group import RaftGroup
 from contrail_replicator.ports import Transport
+from contrail_replicator.proposals import GroupBusyError, NotLeaderError
 from contrail_replicator.transport import NullTransport
 from contrail_serve.member_log import NodeMemberLog
 from contrail_storage.core.entry_codec import is_sound

@@ -1,6 +1,5 @@
 """The file with the node's encryption keys, read again on SIGHUP."""
 
-import asyncio
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -21,19 +20,11 @@ def warn_if_open(path: Path) -> None:
             _log.warning("encryption_key_file_open_to_all", path=str(path))
 
 
-async def follow_key_file(node: StorageNode, path: Path | None, hung_up: asyncio.Event) -> None:
-    """Switch to the first key of the file whenever ``hung_up`` is set, until cancelled.
+def read_keys_again(node: StorageNode, path: Path) -> None:
+    """Switch to the first key of the file. One that cannot be used is logged and changes nothing.
 
-    A file that cannot be used is logged and changes nothing. Returns at once if there is no file.
+    Not for the event loop: it writes and syncs a file.
     """
-    while path is not None:
-        await hung_up.wait()
-        hung_up.clear()
-        # In a thread, because rewrapping the keys writes and syncs a file.
-        await asyncio.to_thread(_go_over, node, path)
-
-
-def _go_over(node: StorageNode, path: Path) -> None:
     try:
         changed = node.rotate_keys(read_encryption_keys(path))
     except (SettingsError, OSError) as error:

@@ -11,7 +11,7 @@ import uvloop
 from contrail_serve.allocator import keep_freed_memory
 from contrail_serve.logs import configure_logs
 from contrail_serve.long_lived import short_collections
-from contrail_serve.process import StartError, StoppedEarlyError
+from contrail_serve.process import StartError, StoppedEarlyError, signals_kept
 from contrail_serve.settings import (
     EdgeProcessSettings,
     ProcessSettings,
@@ -52,7 +52,11 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
 
     0 means a clean end, 1 a failure, 2 an invalid setting.
     """
-    chosen = SERVICES[service]
+    with signals_kept():
+        return _run(SERVICES[service], service, values)
+
+
+def _run(chosen: Service, name: str, values: Mapping[str, Any]) -> int:
     try:
         settings = chosen.settings(values)
     except SettingsError as error:
@@ -60,7 +64,7 @@ def main(values: Mapping[str, Any], service: str = "serve") -> int:
         return EXIT_SETTINGS
     # Before anything large is allocated.
     keep_freed_memory()
-    configure_logs(settings.log_level, settings.log_format, service=service, node=settings.node)
+    configure_logs(settings.log_level, settings.log_format, service=name, node=settings.node)
     serve = getattr(importlib.import_module(chosen.module), chosen.function)
     try:
         with short_collections():

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
+from contrail_replicator.messages import RESTORING, SUSPECT
 from contrail_storage.wal import EntriesGoneError, LogRottenError, NodeLog
 
 LogEntry = tuple[bytes, int, int]
 """Data, index and term."""
-_log = structlog.get_logger("contrail.groups")
+_TOLD: Final = {0: "member_whole", RESTORING: "member_restoring", SUSPECT: "member_suspect"}
+_log: Final = structlog.get_logger("contrail.groups")
 
 
 class NodeMemberLog:
@@ -26,6 +29,7 @@ class NodeMemberLog:
 
     def save_flags(self, group: int, flags: int) -> int:
         """Record the flags beside term and vote; returns the position."""
+        _log.warning(_TOLD.get(flags, "member_unfit"), group=group)
         return self._log.save_flags(group, flags)
 
     def reset(self, group: int, index: int, term: int) -> int:

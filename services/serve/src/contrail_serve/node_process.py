@@ -3,8 +3,12 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -12,17 +16,24 @@ import structlog
 import contrail_api
 import contrail_gateway
 from contrail_common.timeunits import NS_PER_S
-from contrail_edge.app import build_app
+from contrail_edge.app import EdgeApp, build_app
+from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.routing import EdgeModule
-from contrail_link.tcp.handshake import derived_key
+from contrail_link.contract import StorageLink
+from contrail_link.routed.leaders import OwnNode
+from contrail_link.routed.link import RoutedLink
+from contrail_link.tcp.client import RemoteLink
+from contrail_link.tcp.encryption import ServerTls, is_loopback
+from contrail_link.tcp.limits import limits_in_cluster
 from contrail_link.tcp.server import LinkServer
+from contrail_replicator.peers.certificates import made_tls
 from contrail_serve.cluster import Peers
+from contrail_serve.cluster_secret import ACK_LABEL, LINK_LABEL, ClusterSecret
 from contrail_serve.groups import SingleMemberGroups
-from contrail_serve.key_file import follow_key_file, warn_if_open
+from contrail_serve.key_file import read_keys_again, warn_if_open
 from contrail_serve.long_lived import uncollected
 from contrail_serve.process import (
-    ACK_LABEL,
-    LINK_LABEL,
+    LINK_LATER_S,
     StartError,
     StoppedEarlyError,
     authority,
@@ -30,6 +41,7 @@ from contrail_serve.process import (
     first_done,
     hangup_signal,
     listen,
+    on_hangup,
     serve_http,
     stop_signal,
 )
@@ -51,26 +63,78 @@ _WAY_OUT: Final = (
     "No file was changed. Either restore the folder from a backup, or start once with "
     "accept_data_loss=true (--accept-data-loss) to keep only what can be read"
 )
+_DEFAULTS: Final = NodeOptions(Path())
+_WAY_OUT_AMONG_OTHERS: Final = (
+    "No file was changed. What is damaged may belong to streams with one replica, which no other "
+    "node has. Either repair the files, or start once with accept_data_loss=true "
+    "(--accept-data-loss) to set the folder aside: these streams are lost then, and the other "
+    "nodes send this one its replicas again"
+)
 _log: Final = structlog.get_logger("contrail.serve")
 
 
 async def serve(settings: ServeSettings) -> bool:
-    """Run all services in one process, joined by direct calls; return False if the node failed."""
+    """Run all services in one process; return False if the node failed.
+
+    They are joined by direct calls. In a cluster, they also use the links to the other nodes.
+    """
     stopping = stop_signal()
     listener = listen(settings.host, settings.port)
     with contextlib.closing(listener):
+        if settings.cluster is not None:
+            return await _serve_in_cluster(settings, settings.cluster, listener, stopping)
         _check_ack_key(settings)
         async with _running_node(settings, stopping) as node:
-            edge = edge_settings(settings, _kept_ack_key(settings))
-            link = LocalLink(node)
-            modules = [
-                contrail_api.edge_module(link, edge),
-                contrail_gateway.edge_module(link, edge),
-            ]
-            app = build_app(modules, edge)
+            edge = edge_settings(settings, [_kept_ack_key(settings)])
+            app = _app_of_all(LocalLink(node), edge)
             until = first_done(node.fatal, stopping.wait())
             await serve_http(app, edge, listener, until, service="serve")
             return _went_well(node)
+
+
+async def _serve_in_cluster(
+    settings: ServeSettings,
+    cluster: ClusterSettings,
+    listener: socket.socket,
+    stopping: asyncio.Event,
+) -> bool:
+    secret = ClusterSecret(cluster.secret)
+    peers = Peers(cluster, secret)
+    link_listener = listen(cluster.host, settings.link_port)
+    peers.link_port = link_listener.getsockname()[1]
+    with contextlib.closing(link_listener):
+        async with _running_node(settings, stopping, peers, secret) as node:
+            link = _ServedLink(node, settings, secret, peers)
+            # Storage knows more about the reason, so let it give up first.
+            call_s = settings.publish_timeout_s + LINK_LATER_S
+            limits, keys = limits_in_cluster(call_s), secret.keys(LINK_LABEL)
+            own = OwnNode(cluster.name, link.link)
+            remotes = {
+                name: RemoteLink(partial(peers.locate, name), keys, limits)
+                for name in cluster.names
+                if name != cluster.name
+            }
+            nodes = [remotes.get(name, own) for name in cluster.names]
+            routed = RoutedLink(nodes, answer_s=call_s, own=own)
+            edge = edge_settings(settings, secret.keys(ACK_LABEL))
+            app = _app_of_all(routed.link, edge)
+            await link.server.start(link_listener, _tls_for(link_listener, cluster.name))
+            for remote in remotes.values():
+                remote.start()
+            until = link.until_stopped(stopping)
+            try:
+                await serve_http(app, edge, listener, until, service="serve")
+            finally:
+                await routed.close()
+                for remote in remotes.values():
+                    await remote.close()
+            return _went_well(node)
+
+
+def _app_of_all(link: StorageLink, edge: EdgeSettings) -> EdgeApp:
+    return build_app(
+        [contrail_api.edge_module(link, edge), contrail_gateway.edge_module(link, edge)], edge
+    )
 
 
 async def serve_storage(settings: StorageSettings) -> bool:
@@ -79,52 +143,77 @@ async def serve_storage(settings: StorageSettings) -> bool:
     listener = listen(settings.host, settings.port)
     link_listener = listen(settings.host, settings.link_port)
     with contextlib.closing(listener), contextlib.closing(link_listener):
-        async with _running_node(settings, stopping, settings.cluster) as node:
-            link = _ServedLink(node)
-            link.server = LinkServer(
-                link,
-                derived_key(settings.cluster_secret, LINK_LABEL),
-                node=settings.node,
-                access_log=settings.access_log,
-            )
-            await link.server.start(link_listener)
-            edge = edge_settings(settings, derived_key(settings.cluster_secret, ACK_LABEL))
-            app = build_app([EdgeModule(link, ())], edge)
-
-            async def until_link_stopped() -> None:
-                await first_done(node.fatal, stopping.wait())
-                await link.server.stop(_LINK_GRACE_S)
-
+        secret = ClusterSecret(settings.cluster_secret)
+        peers = None if settings.cluster is None else Peers(settings.cluster, secret)
+        async with _running_node(settings, stopping, peers, secret) as node:
+            link = _ServedLink(node, settings, secret, peers)
+            await link.server.start(link_listener, _tls_for(link_listener, settings.node))
+            edge = edge_settings(settings, secret.keys(ACK_LABEL))
+            app = build_app([EdgeModule(link.link, ())], edge)
             where = authority(link_listener)
-            until = until_link_stopped()
+            until = link.until_stopped(stopping)
             await serve_http(app, edge, listener, until, service="storage", link=where)
             return _went_well(node)
 
 
-class _ServedLink(LocalLink):
-    """A link to the node that also shows the metrics of its link server."""
+def _tls_for(listener: socket.socket, node: str) -> ServerTls | None:
+    """Return TLS for clients on other machines; None if no other machine reaches the listener."""
+    if is_loopback(listener.getsockname()[0]):
+        return None
+    tls = made_tls(node)
+    return ServerTls(tls.listening, tls.digest)
 
-    server: LinkServer
+
+class _ServedLink(LocalLink):
+    """A link to the node, with the server through which other processes use it."""
+
+    def __init__(
+        self, node: StorageNode, settings: NodeSettings, secret: ClusterSecret, peers: Peers | None
+    ) -> None:
+        super().__init__(node)
+        self._peers = peers
+        self._fatal, self._leave = node.fatal, node.leave
+        self.server = LinkServer(
+            self.link,
+            secret.keys(LINK_LABEL),
+            node=settings.node,
+            access_log=settings.access_log,
+        )
+
+    @property
+    def link(self) -> StorageLink:
+        """This object, typed as what it implements."""
+        return self
+
+    async def until_stopped(self, stopping: asyncio.Event) -> None:
+        """Serve until ``stopping`` is set or the node fails, and end the server."""
+        await first_done(self._fatal, stopping.wait())
+        await self._leave()
+        await self.server.stop(_LINK_GRACE_S)
 
     async def metrics_text(self) -> str:
-        """Return the metrics of the node and of the link server."""
-        return await super().metrics_text() + self.server.metrics_text()
+        """Return the metrics of the node, of the link server and of the peers."""
+        peers = self._peers.metrics_text() if self._peers is not None else ""
+        return await super().metrics_text() + self.server.metrics_text() + peers
 
 
 @asynccontextmanager
 async def _running_node(
-    settings: NodeSettings, stopping: asyncio.Event, cluster: ClusterSettings | None = None
+    settings: NodeSettings,
+    stopping: asyncio.Event,
+    peers: Peers | None = None,
+    secret: ClusterSecret | None = None,
 ) -> AsyncIterator[StorageNode]:
-    """Yield a started node, alone or as one of a ``cluster``.
+    """Yield a started node, alone or with ``peers``.
 
     Raise StoppedEarlyError if ``stopping`` is set before it has started.
     """
     keys, file = settings.encryption_keys, settings.encryption_key_file
-    hung_up = asyncio.Event()
+    certificates = settings.cluster is not None and settings.cluster.certificates
+    follows = file or certificates or (secret is not None and secret.file)
+    hung_up = hangup_signal(wanted=bool(follows))
     if file is not None:
-        hung_up = hangup_signal()
         warn_if_open(file)
-    peers = Peers(cluster) if cluster is not None else None
     with uncollected():
         node = await asyncio.to_thread(_open_node, settings, peers)
     starting = asyncio.create_task(_start(node, peers))
@@ -137,7 +226,14 @@ async def _running_node(
         raise StoppedEarlyError("stopped before the node had started")
     await starting
     _log.info("node_started", data_dir=str(settings.data_dir), encrypted=bool(keys))
-    following = asyncio.create_task(follow_key_file(node, file, hung_up))
+    actions: list[Callable[[], object]] = []
+    if file is not None:
+        actions.append(partial(read_keys_again, node, file))
+    if secret is not None:
+        actions.append(secret.read_again)
+    if peers is not None and certificates:
+        actions.append(peers.read_certificates_again)
+    following = asyncio.create_task(on_hangup(hung_up, actions))
     try:
         yield node
     finally:
@@ -162,11 +258,15 @@ async def _stop(node: StorageNode, peers: Peers | None) -> None:
 
 
 def _open_node(settings: NodeSettings, peers: Peers | None) -> StorageNode:
-    data_dir = settings.data_dir
+    data_dir, tail = settings.data_dir, settings.log_tail_bytes
+    segment_bytes = _DEFAULTS.log.segment_bytes
     options = NodeOptions(
         data_dir,
         settings.node,
         node_keys=settings.encryption_keys,
+        log=replace(_DEFAULTS.log, tail_bytes=tail, segment_bytes=min(segment_bytes, tail)),
+        # Segments are dropped at checkpoints.
+        checkpoint_bytes=min(_DEFAULTS.checkpoint_bytes, 4 * tail),
         memory_max_bytes=settings.memory_max_bytes,
         accept_data_loss=settings.accept_data_loss,
         publish_timeout_s=settings.publish_timeout_s,
@@ -177,7 +277,8 @@ def _open_node(settings: NodeSettings, peers: Peers | None) -> StorageNode:
     try:
         return StorageNode.open(options, groups)
     except DataLostError as error:
-        raise StartError(f"{error}. {_WAY_OUT}") from error
+        way_out = _WAY_OUT if peers is None else _WAY_OUT_AMONG_OTHERS
+        raise StartError(f"{error}. {way_out}") from error
     except OSError as error:
         raise StartError(f"the data in {data_dir} cannot be opened: {error}") from error
 

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -18,11 +19,13 @@ from contrail_serve.loop_watch import LoopWatch
 from contrail_serve.process_metrics import ProcessMetrics
 from contrail_serve.settings import ProcessSettings
 
-LINK_LABEL: Final = "service link"
-ACK_LABEL: Final = "ack tokens"
-"""Purposes for which keys are derived from the cluster secret."""
+LINK_LATER_S: Final = 5.0
+"""How much longer a link waits for an answer than storage waits for the disk."""
 
 _BACKLOG: Final = 2_048
+_STOP: Final = (signal.SIGTERM, signal.SIGINT)
+_kept: Final[set[int]] = set()
+"""The signals that came before the service followed them."""
 _log: Final = structlog.get_logger("contrail.serve")
 
 
@@ -34,19 +37,59 @@ class StoppedEarlyError(Exception):
     """The process was asked to stop while it started, and has released all resources."""
 
 
+@contextmanager
+def signals_kept() -> Iterator[None]:
+    """Keep signals until the service follows them: by default they would end the process."""
+    # Blocked signals would not do: they go to threads that libraries have already started.
+    before = {each: signal.signal(each, _keep) for each in (*_STOP, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _kept.clear()
+
+
 def stop_signal() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set."""
+    """Return an event that SIGTERM and SIGINT set, also if one was kept."""
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    for number in _STOP:
+        _follow(number, stopping)
     return stopping
 
 
-def hangup_signal() -> asyncio.Event:
-    """Return an event that SIGHUP sets."""
+def hangup_signal(*, wanted: bool) -> asyncio.Event:
+    """Return an event that SIGHUP sets, also if one was kept.
+
+    Unless it is ``wanted``, SIGHUP ends the process.
+    """
     hung_up = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
+    if wanted:
+        _follow(signal.SIGHUP, hung_up)
+    else:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        if signal.SIGHUP in _kept:
+            signal.raise_signal(signal.SIGHUP)
     return hung_up
+
+
+def _keep(number: int, _frame: object) -> None:
+    _kept.add(number)
+
+
+def _follow(number: signal.Signals, event: asyncio.Event) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, event.set)
+    if number in _kept:
+        event.set()
+
+
+async def on_hangup(hung_up: asyncio.Event, actions: Sequence[Callable[[], object]]) -> None:
+    """Carry out ``actions`` in a thread whenever ``hung_up`` is set, until cancelled."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        for action in actions:
+            await asyncio.to_thread(action)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -70,10 +113,10 @@ def authority(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def edge_settings(settings: ProcessSettings, ack_key: bytes) -> EdgeSettings:
+def edge_settings(settings: ProcessSettings, ack_keys: Sequence[bytes]) -> EdgeSettings:
     """Return the settings of the HTTP edge for a process with these settings."""
     return EdgeSettings(
-        ack_keys=(ack_key,),
+        ack_keys=ack_keys,
         node=settings.node,
         token=settings.token,
         allowed_hosts=settings.allowed_hosts,
@@ -112,15 +155,16 @@ async def serve_http(
     url = f"http://{authority(listener)}"
     _log.info("serving", url=url, **announced)
     print(json.dumps({"ready": True, "url": url, "pid": os.getpid(), **announced}), flush=True)
-    # After the ready line, because FastAPI takes longer to import than everything else.
-    loading = asyncio.create_task(app.load())
-    loading.add_done_callback(lambda _: gc.freeze())
+    if app.has_management:
+        # After the ready line, because FastAPI takes longer to import than everything else.
+        loading = asyncio.create_task(app.load())
+        loading.add_done_callback(lambda _: gc.freeze())
+        serving.add_done_callback(lambda _: loading.cancel())
     await _first_of(serving, until)
     leaving()
     server.should_exit = True
     await serving
     watching.cancel()
-    loading.cancel()
 
 
 async def first_done(*others: Awaitable[object]) -> None:

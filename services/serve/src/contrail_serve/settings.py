@@ -19,6 +19,7 @@ LINK_PORT: Final = 7430
 PEER_PORT: Final = 7431
 MAX_PAYLOAD: Final = 3 << 20
 SECRET_BYTES_MIN: Final = 16
+_SECRETS_MAX: Final = 2
 _PORT_MAX: Final = 65_535
 _CLUSTER_SIZES: Final = (3, 5)
 _MEMORY_BYTES_MAX: Final = 1 << 50
@@ -47,10 +48,14 @@ _DATA: Final = frozenset(
         "encryption_key",
         "encryption_key_file",
         "memory_max_bytes",
+        "log_tail_bytes",
         "accept_data_loss",
         "max_clock_jump",
     }
 )
+_CERTIFICATES: Final = ("peer_cert", "peer_key", "peer_ca")
+_CLUSTER: Final = frozenset({"peers", "peer_port", "link_port", *_CERTIFICATES})
+_ANYWHERE: Final = ("0.0.0.0", "::")
 _FLAGS: Final = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 _LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -83,41 +88,36 @@ class ProcessSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings(ProcessSettings):
-    """Settings of a process with a storage node: its data folder and encryption keys, if any.
+class SecretSettings:
+    """One or two cluster secrets, the current one first, and their file if they are in one."""
 
-    ``encryption_key_file`` is the file of the keys; None if they came from the environment.
-    ``memory_max_bytes`` limits all streams in memory. ``accept_data_loss`` opens a damaged folder.
-    ``max_clock_jump_s`` limits how far the wall clock may be ahead at a start.
-    """
-
-    data_dir: Path
-    encryption_keys: tuple[bytes, ...] = field(repr=False)
-    encryption_key_file: Path | None
-    memory_max_bytes: int
-    accept_data_loss: bool
-    max_clock_jump_s: float
+    values: tuple[bytes, ...] = field(repr=False)
+    file: Path | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings(NodeSettings):
-    """Effective settings of ``contrail serve``, the process with all services."""
+@dataclass(frozen=True, slots=True)
+class CertificateSettings:
+    """Files in PEM format: a node's certificate, its key, and the authority of all nodes."""
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
-        """Check ``values``, named like the flags, with underscores. Raises SettingsError."""
-        given = _given(values, _COMMON | _DATA)
-        return cls(**_common(given, "n1", DEFAULT_PORT), **_data(given))
+    certificate: Path
+    key: Path
+    authority: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The nodes of a cluster: the name of this one, and the peer address of each by name."""
+    """The nodes of a cluster: the name of this one, and the peer address of each by name.
+
+    ``host`` and ``port`` are where this node listens for the others. Without ``certificates``, the
+    node makes one at its start.
+    """
 
     name: str
+    host: str
     port: int
     addresses: Mapping[str, str]
-    secret: bytes = field(repr=False)
+    secret: SecretSettings
+    certificates: CertificateSettings | None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -126,21 +126,68 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSettings(NodeSettings):
-    """Effective settings of a storage process. ``port`` is that of its probes and metrics.
+class NodeSettings(ProcessSettings):
+    """Settings of a process with a storage node: its data folder and encryption keys, if any.
 
-    ``cluster`` is None for a node that is alone.
+    ``encryption_key_file`` is the file of the keys; None if they came from the environment.
+    ``memory_max_bytes`` limits all streams in memory. ``accept_data_loss`` opens a damaged folder.
+    ``log_tail_bytes`` of the log are kept for other nodes of the cluster. ``max_clock_jump_s``
+    limits how far the wall clock may be ahead at a start. ``cluster`` is None for a node that is
+    alone.
+    """
+
+    data_dir: Path
+    encryption_keys: tuple[bytes, ...] = field(repr=False)
+    encryption_key_file: Path | None
+    memory_max_bytes: int
+    log_tail_bytes: int
+    accept_data_loss: bool
+    max_clock_jump_s: float
+    cluster: ClusterSettings | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings(NodeSettings):
+    """Effective settings of ``contrail serve``, the process with all services.
+
+    ``link_port`` is for the other nodes of a cluster: each of them serves all requests, and sends
+    them on to the node that answers them.
     """
 
     link_port: int
-    cluster_secret: bytes
-    cluster: ClusterSettings | None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "ServeSettings":
+        """Check ``values``, named like the flags, with underscores. Raises SettingsError."""
+        given = _given(values, _COMMON | _SECRET | _DATA | _CLUSTER)
+        cluster = None
+        if _listed(given, "peers"):
+            cluster = _cluster(given, _cluster_secret(given))
+        else:
+            # Otherwise a node that was to be one of several would form a cluster of its own.
+            _check_unused(given, _SECRET | _CLUSTER)
+        return cls(
+            **_common(given, "n1", DEFAULT_PORT),
+            **_data(given),
+            link_port=_number(given, "link_port", 0, 0, _PORT_MAX),
+            cluster=cluster,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSettings(NodeSettings):
+    """Effective settings of a storage process. ``port`` is that of its probes and metrics."""
+
+    link_port: int
+    cluster_secret: SecretSettings
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "StorageSettings":
         """Check ``values``, as :meth:`ServeSettings.of` does."""
-        given = _given(values, _COMMON | _SECRET | _DATA | {"link_port", "peers", "peer_port"})
+        given = _given(values, _COMMON | _SECRET | _DATA | _CLUSTER)
         secret = _cluster_secret(given)
+        if not _listed(given, "peers"):
+            _check_unused(given, _CLUSTER - {"link_port"})
         return cls(
             **_common(given, "n1", STORAGE_PORT),
             **_data(given),
@@ -156,7 +203,7 @@ class EdgeProcessSettings(ProcessSettings):
 
     storage: tuple[Address, ...]
     peers: tuple[Address, ...]
-    cluster_secret: bytes
+    cluster_secret: SecretSettings
 
     @classmethod
     def of_api(cls, values: Mapping[str, Any]) -> "EdgeProcessSettings":
@@ -190,6 +237,15 @@ def _given(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
         raise SettingsError(f"unknown setting: {', '.join(sorted(unknown))}")
     # A flag that was not given is None, and must not hide the default.
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_unused(given: Mapping[str, Any], names: frozenset[str]) -> None:
+    """Raise SettingsError if a setting is given that only a node with ``peers`` uses."""
+    unused = sorted(name for name in names & given.keys() if given[name] not in ((), ""))
+    if unused:
+        raise SettingsError(
+            f"{unused[0]} is for a node of a cluster: also name all nodes with --peers, or omit it"
+        )
 
 
 def _common(given: Mapping[str, Any], default_node: str, default_port: int) -> dict[str, Any]:
@@ -283,6 +339,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
+        "log_tail_bytes": _number(given, "log_tail_bytes", 1 << 30, 1 << 20, _MEMORY_BYTES_MAX),
         "max_clock_jump_s": _duration_s(given, "max_clock_jump", "10m", "1s", "36500d"),
         "accept_data_loss": _flag(given, "accept_data_loss", default=False),
     }
@@ -309,7 +366,7 @@ def _token(given: Mapping[str, Any]) -> str | None:
     return None if token is None else str(token)
 
 
-def _cluster(given: Mapping[str, Any], secret: bytes) -> ClusterSettings | None:
+def _cluster(given: Mapping[str, Any], secret: SecretSettings) -> ClusterSettings | None:
     addresses: dict[str, str] = {}
     for one in _listed(given, "peers"):
         name, separator, address = one.partition("=")
@@ -328,24 +385,57 @@ def _cluster(given: Mapping[str, Any], secret: bytes) -> ClusterSettings | None:
     name = _node(given, "n1")
     if name not in addresses:
         raise SettingsError(f"peers must name this node too, and {name} (--node) is not in it")
-    if _flag(given, "accept_data_loss", default=False):
-        raise SettingsError("accept_data_loss repairs a node that is alone, not one of a cluster")
-    port = _number(given, "peer_port", parse_address(addresses[name])[1], 1, _PORT_MAX)
-    return ClusterSettings(name=name, port=port, addresses=addresses, secret=secret)
+    host, port = parse_address(addresses[name])
+    bound = str(given.get("host", ""))
+    return ClusterSettings(
+        name=name,
+        # In a container, the address that the others know may be none of its own.
+        host=bound if bound in _ANYWHERE else host,
+        port=_number(given, "peer_port", port, 1, _PORT_MAX),
+        addresses=addresses,
+        secret=secret,
+        certificates=_certificates(given),
+    )
 
 
-def _cluster_secret(given: Mapping[str, Any]) -> bytes:
+def _certificates(given: Mapping[str, Any]) -> CertificateSettings | None:
+    files = {name: _file(given, name) for name in _CERTIFICATES}
+    if not any(files.values()):
+        return None
+    missing = [name for name, file in files.items() if file is None]
+    if missing:
+        raise SettingsError(f"{' and '.join(_CERTIFICATES)} go together; {missing[0]} is missing")
+    return CertificateSettings(*(file for file in files.values() if file is not None))
+
+
+def _cluster_secret(given: Mapping[str, Any]) -> SecretSettings:
     path = _file(given, "cluster_secret_file")
-    secret = given.get("cluster_secret") if path is None else _read(path, "cluster secret file")
+    if path is not None:
+        return SecretSettings(values=read_cluster_secrets(path), file=path)
+    secret = given.get("cluster_secret")
     if secret is None:
         raise SettingsError(
             "a cluster secret is required (--cluster-secret-file or CONTRAIL_CLUSTER_SECRET); "
             "all processes of a cluster must have the same one"
         )
-    encoded = str(secret).strip().encode()
-    if len(encoded) < SECRET_BYTES_MIN:
-        raise SettingsError(f"the cluster secret must have at least {SECRET_BYTES_MIN} bytes")
-    return encoded
+    return SecretSettings(values=_cluster_secrets(str(secret), "the cluster secret"), file=None)
+
+
+def read_cluster_secrets(path: Path) -> tuple[bytes, ...]:
+    """Return the one or two secrets in a file, the current one first. Raises SettingsError."""
+    return _cluster_secrets(_read(path, "cluster secret file"), f"the cluster secret in {path}")
+
+
+def _cluster_secrets(text: str, source: str) -> tuple[bytes, ...]:
+    secrets = tuple(line.strip().encode() for line in text.splitlines() if line.strip())
+    if not all(len(one) >= SECRET_BYTES_MIN for one in secrets or [b""]):
+        raise SettingsError(f"{source} must have at least {SECRET_BYTES_MIN} bytes")
+    if len(secrets) > _SECRETS_MAX:
+        raise SettingsError(
+            f"{source} has {len(secrets)} lines: at most {_SECRETS_MAX} are valid at once, "
+            "the current one first"
+        )
+    return secrets
 
 
 def _file(given: Mapping[str, Any], name: str) -> Path | None:

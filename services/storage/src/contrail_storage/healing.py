@@ -15,6 +15,7 @@ import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -243,9 +244,12 @@ class Healing:
     async def _rebuild(self, applied: Mapping[int, int] | None, *, writable: bool) -> Rebuilt:
         """Run `rebuild` in a thread; when cancelled, make the thread give up and wait for it."""
         node, given_up = self._node, threading.Event()
-        arguments = node.options, node.keyring, node.log, applied
+        without = node.catching_up.suspects
+        rebuilding = partial(
+            rebuild, node.options, node.keyring, node.log, applied, without=without
+        )
         work = asyncio.ensure_future(
-            asyncio.to_thread(rebuild, *arguments, writable=writable, given_up=given_up.is_set)
+            asyncio.to_thread(rebuilding, writable=writable, given_up=given_up.is_set)
         )
         try:
             rebuilt = await asyncio.shield(work)
@@ -264,7 +268,7 @@ class Healing:
     def _take_over(self, rebuilt: Rebuilt) -> None:
         node = self._node
         try:
-            node.applier.take_over(rebuilt.applier)
+            node.applier.take_over(rebuilt.applier, rebuilt.without)
         except BaseException:
             rebuilt.store.close()
             raise
@@ -300,7 +304,13 @@ class Healing:
             node.keyring.rotate(node.options.node_keys[0])
         if not node.log.is_open:
             files, folder = node.options.files or Files(), node.options.data_dir
-            node.identity = begin_boot(files, folder, node.identity, secrets.token_bytes(16))
+            node.identity = begin_boot(
+                files,
+                folder,
+                node.identity,
+                secrets.token_bytes(16),
+                has_unreplicated=node.catching_up.has_unreplicated,
+            )
             node.log.begin_segment()
 
     async def start_reading(self) -> dict[int, int]:

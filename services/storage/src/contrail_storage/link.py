@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Final
 
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
@@ -17,7 +18,9 @@ from contrail_common.model import (
     StreamInfo,
 )
 from contrail_common.subjects import overlaps
+from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract.admin import ErasureReceipt, EventsRequest, EventsResult
+from contrail_link.contract.cluster import NodeView
 from contrail_link.contract.consume import AckItem, AckResult, ConsumerHold, PullRequest, PullResult
 from contrail_link.contract.publish import PublishContent, PublishOutcome
 from contrail_link.contract.read import (
@@ -31,18 +34,24 @@ from contrail_link.contract.read import (
     ReadPosition,
     ReplayPlanRequest,
     ReplayRequest,
+    ReplicaPosition,
 )
 from contrail_link.contract.streams import CreateMode, Page
+from contrail_link.publishing import positions_by_subject
 from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.metrics import render_metrics
 from contrail_storage.node import StorageNode
+from contrail_storage.node_view import view_of
 from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
+
+STALENESS_MAX_S: Final = 10.0
+"""How old a copy may be that is read instead of the leader's."""
 
 
 class LocalLink:
@@ -64,17 +73,40 @@ class LocalLink:
         stream.check_led()
         return stream
 
-    async def _confirmed(self, name: str) -> Stream:
-        """As :meth:`_stream`; what is read of the stream is no older than this call."""
+    async def _confirmed(self, name: str, replica: str = "", shard: int | None = None) -> Stream:
+        """As :meth:`_stream`; what is read of the stream, or its shard, is no older than this call.
+
+        With ``replica``, which must be the name of this node, the own copy is read, if it is recent
+        (NOT_READY).
+        """
+        if replica:
+            return self._copy(name, replica)[0]
         stream = self._stream(name)
         if stream.is_replicated:
-            await stream.confirm_led()
+            await stream.confirm_led(shard)
         return stream
+
+    def _copy(self, name: str, replica: str) -> tuple[Stream, float]:
+        """The stream as this node has it, and its staleness in seconds (NOT_READY)."""
+        stream = self._node.streams.stream(name)
+        staleness_s = stream.staleness_s()
+        damaged = stream.is_replicated and any(shard.damaged for shard in stream.shards)
+        if replica != self._node.options.name or damaged or staleness_s > STALENESS_MAX_S:
+            detail = "this node has no whole and recent copy of the stream"
+            raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+        return stream, staleness_s
 
     def _writable(self, name: str) -> Stream:
         """The listed stream with that name, if it accepts changes now."""
         stream = self._node.streams.stream(name)
         stream.check_writable()
+        return stream
+
+    async def _changing(self, name: str) -> Stream:
+        """As :meth:`_writable`, for a change that depends on what is in the stream now."""
+        stream = self._writable(name)
+        if len(stream.groups) > 1:
+            await stream.confirm_led()
         return stream
 
     # Streams -------------------------------------------------------------------------------------
@@ -88,9 +120,9 @@ class LocalLink:
         return await self._node.streams.put(config, mode, if_match, if_none)
 
     @reads
-    async def stream_info(self, name: str) -> StreamInfo:
+    async def stream_info(self, name: str, replica: str = "") -> StreamInfo:
         """Configuration and state of a stream."""
-        stream = await self._confirmed(name)
+        stream = await self._confirmed(name, replica)
         await self._node.reader.bring_first(stream.shards)
         stream.sound_shards()
         return stream.info()
@@ -126,9 +158,16 @@ class LocalLink:
         self, name: str, subject: str, up_to_seq: int, keep: int, shard: int | None = None
     ) -> int:
         """Remove messages, and return how many."""
-        stream = self._writable(name)
+        stream = await self._changing(name)
         shards = stream.shards if shard is None else [stream.shard(shard)]
         return await self._node.streams.removals.purge(shards, subject, up_to_seq, keep)
+
+    async def step_down(self, stream: str, preferred: str) -> str:
+        """Make another node the leader of a stream."""
+        one = self._stream(stream)
+        if not one.is_replicated:
+            raise ApiError(errors.NOT_REPLICATED, applied=False)
+        return await self._node.leadership.step_down(one.shards[0].group, preferred)
 
     # Messages ------------------------------------------------------------------------------------
 
@@ -160,37 +199,43 @@ class LocalLink:
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
         """Store each message in the stream of its subject; messages of a stream are one batch."""
-        together: dict[Stream, list[int]] = {}
-        for at, message in enumerate(messages):
-            try:
-                one = self._node.streams.route(message.subject)
-                # Messages of one stream share a request, so they share one command of the log.
-                if len(one.shards) == 1:
-                    together.setdefault(one, []).append(at)
-                else:  # batches over several shards support fewer expectations than messages
-                    self._send(one, [message], partial(done, [at]))
-            except ApiError as error:
-                done([at], error)
-        for stream, positions in together.items():
-            settle = partial(done, positions)
-            try:
-                if len(positions) == 1:
-                    self._send(stream, [messages[positions[0]]], settle)
-                else:
-                    batch = MessageBatch.of([messages[at] for at in positions])
-                    self._send(stream, batch, settle)
-            except ApiError as error:
-                settle(error)
+        for stream, positions in positions_by_subject(messages, self._capturing).items():
+            # Messages of one stream share a request, so they share one command of the log.
+            if stream is not None and len(stream.shards) == 1 and len(positions) > 1:
+                batch = MessageBatch.of([messages[at] for at in positions])
+                self._publish(stream.name, batch, partial(done, positions))
+                continue
+            # Batches over several shards support fewer expectations than messages.
+            for at in positions:
+                self._publish("", [messages[at]], partial(done, [at]))
+
+    def _capturing(self, subject: str) -> Stream | None:
+        """The stream that captures ``subject``; None if there is none, or it is not known here."""
+        try:
+            return self._node.streams.route(subject)
+        except ApiError:
+            return None
+
+    def _publish(self, stream: str, content: PublishContent, done: Done) -> None:
+        """As `publish_then`, but a refusal goes to ``done`` too."""
+        try:
+            self.publish_then(stream, content, done)
+        except ApiError as error:
+            done(error)
 
     @reads
-    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
-        one = (await self._confirmed(stream)).sound_shard(shard)
+    async def get_message(
+        self, stream: str, seq: int, shard: int | None = None, replica: str = ""
+    ) -> StoredMessage:
+        """One message."""
+        one = (await self._confirmed(stream, replica, shard)).sound_shard(shard)
         return with_shard(one, await self._node.reader.get(one, seq))
 
     @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:
         """Messages in order; waits for the first if the request says so."""
-        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
+        stream = await self._confirmed(request.stream, request.replica, request.shard)
+        shards = stream.sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.read_range(shards, request)
         return await self._sharded.read_one(shards[0], request)
@@ -198,34 +243,56 @@ class LocalLink:
     @reads
     async def last_messages(self, request: LastRequest) -> tuple[list[StoredMessage], str | None]:
         """A page of the newest messages of subjects."""
-        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
+        stream = await self._confirmed(request.stream, request.replica, request.shard)
+        shards = stream.sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.last(shards, request)
         page, token = await self._last_reader.read(shards[0], request)
         return with_shards(shards[0], page), token
 
     async def deleted_ranges(
-        self, stream: str, limit: int, token: str, shard: int | None = None
+        self,
+        stream: str,
+        limit: int,
+        token: str,
+        shard: int | None = None,
+        replica: str = "",
     ) -> DeletedRanges:
         """Deleted sequences, paged."""
-        return self._node.reader.deleted_ranges(
-            (await self._confirmed(stream)).sound_shard(shard), limit, token
+        one = (await self._confirmed(stream, replica, shard)).sound_shard(shard)
+        return self._node.reader.deleted_ranges(one, limit, token)
+
+    async def find_replica(self, stream: str, shard: int | None = None) -> ReplicaPosition:
+        """The position of this node's copy."""
+        name = self._node.options.name
+        one, staleness_s = self._copy(stream, name)
+        parts = one.sound_shards(shard)
+        return ReplicaPosition(
+            max(part.applied_seq for part in parts),
+            self._node.groups[parts[0].group].applied_index,
+            name,
+            round(staleness_s * NS_PER_S),
         )
 
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """The last applied sequence of the stream, and the applied index of its log."""
-        parts = (await self._confirmed(stream)).sound_shards(shard)
+        one = self._node.streams.stream(stream)
+        if shard is None or len(one.groups) == 1:
+            await self._confirmed(stream)
+        else:  # asked where messages for this shard are accepted
+            await one.confirm_shard(shard)
+        parts = one.sound_shards(shard)
         # The index of the log that the stream's entries are in: a replica that has applied it has
         # all of these messages.
         group = self._node.groups[parts[0].group]
-        return ReadPosition(max(one.applied_seq for one in parts), group.applied_index)
+        return ReadPosition(max(part.applied_seq for part in parts), group.applied_index)
 
     @reads
     async def subject_counts(
-        self, stream: str, subject: str, limit: int, token: str
+        self, stream: str, subject: str, limit: int, token: str, replica: str = ""
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Subjects with their number of messages."""
-        shards = (await self._confirmed(stream)).sound_shards()
+        shards = (await self._confirmed(stream, replica)).sound_shards()
         if len(shards) > 1:
             return await self._sharded.subject_counts(shards, subject, limit, token)
         return await self._node.reader.subject_counts(shards[0], subject, limit, token)
@@ -233,7 +300,7 @@ class LocalLink:
     @changes
     async def delete_message(self, stream: str, seq: int, shard: int | None = None) -> None:
         """Remove one message."""
-        one = self._writable(stream).sound_shard(shard)
+        one = (await self._changing(stream)).sound_shard(shard)
         await self._node.streams.removals.delete(one, seq)
 
     # Replay --------------------------------------------------------------------------------------
@@ -241,7 +308,8 @@ class LocalLink:
     @reads
     async def replay_plan(self, request: ReplayPlanRequest) -> PinnedReplay:
         """Pin a range and cut it into splits."""
-        shards = (await self._confirmed(request.stream)).sound_shards(request.shard)
+        stream = await self._confirmed(request.stream, request.replica, request.shard)
+        shards = stream.sound_shards(request.shard)
         if len(shards) > 1:
             return await self._sharded.plan(shards, request)
         return await self._node.replayer.plan(shards[0], request)
@@ -249,7 +317,8 @@ class LocalLink:
     @reads
     async def replay(self, request: ReplayRequest) -> AsyncIterator[Chunk | Pieces]:
         """Check the request, then stream the encoded body."""
-        shard = self._stream(request.stream).sound_shard(request.shard)
+        stream = await self._confirmed(request.stream, request.replica, request.shard)
+        shard = stream.sound_shard(request.shard)
         low, high = self._node.replayer.check(shard, request)
         return self._node.replayer.stream(shard, request, low, high)
 
@@ -258,7 +327,7 @@ class LocalLink:
     @reads
     async def snapshot(self, stream: str, consumers: bool) -> AsyncIterator[bytes]:
         """Stream the archive of the stream as of now."""
-        shards = self._stream(stream).sound_shards()
+        shards = (await self._confirmed(stream)).sound_shards()
         # A snapshot reads the store, which may be behind what is applied and acknowledged.
         await self.deadline.wait(self._node.until_written())
         return self._node.snapshotter.stream(shards, consumers=consumers)
@@ -303,7 +372,7 @@ class LocalLink:
         if_none: bool,
     ) -> tuple[ConsumerInfo, bool]:
         """Create a consumer, find an identical one, or update it."""
-        one = self._writable(stream)
+        one = await self._changing(stream)
         return await self._node.consumers.put(one, config, mode, if_match, if_none)
 
     @reads
@@ -363,16 +432,17 @@ class LocalLink:
     ) -> ErasureReceipt:
         """Delete messages, and have their bytes removed from all files."""
         self._node.check_serving()
-        one = self._stream(stream)
-        if one.is_replicated:
-            # The bytes would stay on the other nodes, and the receipt would not say so.
-            message = "erasing from a stream with several replicas is not available yet"
-            raise ApiError(errors.NOT_IMPLEMENTED, message, applied=False)
+        # A leader that was replaced does not know which sequences exist by now.
+        one = await self._confirmed(stream)
         shards = [one.sound_shard(shard)] if seqs else one.sound_shards(shard)
         return await self._node.eraser.erasures.erase(shards, seqs, subject)
 
     async def erasure(self, erasure_id: str, wait_ns: int) -> ErasureReceipt:
-        """A receipt, once its erasure is complete or the wait ends."""
+        """A receipt, once its erasure is complete or the wait ends (NOT_LEADER)."""
+        groups = self._node.groups
+        groups.check_led(META_GROUP)
+        if not groups[META_GROUP].is_alone:
+            await groups.confirm_led(META_GROUP)
         return await self._node.eraser.erasures.receipt(erasure_id, wait_ns)
 
     async def use_ticket(self, nonce: bytes, expires_ns: int) -> bool:
@@ -383,11 +453,17 @@ class LocalLink:
             self._used_tickets = UsedTickets(node.membership.led_meta_ns)
         return self._used_tickets.use(nonce, expires_ns, time.time_ns())
 
+    # Cluster -------------------------------------------------------------------------------------
+
+    async def node_views(self) -> list[NodeView]:
+        """This node's view."""
+        return [view_of(self._node)]
+
     # Node ----------------------------------------------------------------------------------------
 
-    def readiness(self) -> dict[str, str]:
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
         """The reasons why parts are not ready, by part; empty when all are."""
-        return self._node.readiness()
+        return self._node.readiness(strict=strict)
 
     async def metrics_text(self) -> str:
         """The node's metrics as text."""

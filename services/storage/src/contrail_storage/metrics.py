@@ -1,7 +1,7 @@
 """The node's metrics as Prometheus text, read from plain counters at each request."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
@@ -15,14 +15,18 @@ from prometheus_client.core import (
 
 from contrail_common.timeunits import NS_PER_S
 from contrail_common.timings import Timings
+from contrail_storage.catching_up import CatchingUp
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.node import StorageNode
+from contrail_storage.replica.raft_port import GroupReport
+from contrail_storage.seal.shared_keys import SharedKeys
 from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.streams.stream import Stream
 
 _STREAMS_MAX = _CONSUMERS_MAX = 1_000
 """Streams, and consumers, that have metrics of their own at most."""
 _CONSUMERS_TOGETHER: Final = 64
+_LEADS: Final = "leader"
 _Family = GaugeMetricFamily | CounterMetricFamily
 _OF_STREAM: Final = {
     "messages": (GaugeMetricFamily, "Messages in the stream."),
@@ -48,6 +52,20 @@ _OF_CONSUMER: Final = {
 }
 
 
+_OF_GROUP: Final[tuple[tuple[str, str, Callable[[GroupReport], int]], ...]] = (
+    ("leader", "Whether this node leads the group (1) or not (0).", lambda one: one.role == _LEADS),
+    ("term", "Term of the group.", lambda one: one.term),
+    ("durable_index", "Index up to which the group's log is on the disk.", lambda one: one.durable),
+    ("commit_index", "Index up to which entries are committed.", lambda one: one.commit),
+    ("applied_index", "Index up to which entries are applied.", lambda one: one.applied),
+    (
+        "unfit",
+        "Whether this member has yet to restore its copy, or its copy is damaged (1).",
+        lambda one: one.restoring or one.suspect,
+    ),
+)
+
+
 class _NodeMetrics:
     """Collects the metrics of a node on the event loop."""
 
@@ -58,8 +76,10 @@ class _NodeMetrics:
         """Collect all metrics; other work of the event loop comes between those of streams."""
         return [
             *self._log_metrics(),
+            *self._group_metrics(),
             *self._store_metrics(),
             *self._upkeep_metrics(),
+            *_state_metrics(self._node.catching_up),
             *await self._stream_metrics(),
         ]
 
@@ -98,6 +118,38 @@ class _NodeMetrics:
             applied.add_metric([name], index)
         yield applied
 
+    def _group_metrics(self) -> Iterable[Metric]:
+        """The metrics of groups with several members."""
+        reports = {
+            str(number): group.report()
+            for number, group in self._node.logged_groups.items()
+            if not group.is_alone
+        }
+        for name, text, value in _OF_GROUP:
+            gauge = GaugeMetricFamily(f"contrail_raft_{name}", text, labels=["group"])
+            for group, report in reports.items():
+                gauge.add_metric([group], value(report))
+            yield gauge
+        lag = GaugeMetricFamily(
+            "contrail_raft_lag",
+            "Committed entries that another member has not acknowledged; shown by the leader.",
+            labels=["group", "peer"],
+        )
+        elections, step_downs = (
+            CounterMetricFamily(f"contrail_raft_{name}", text, labels=["group", "cause"])
+            for name, text in (
+                ("elections", "Number of times that this node began to lead a group."),
+                ("step_downs", "Number of times that this node ceased to lead a group."),
+            )
+        )
+        for group, report in reports.items():
+            for peer in report.peers:
+                lag.add_metric([group, peer.name], peer.lag)
+            for family, counts in ((elections, report.elections), (step_downs, report.step_downs)):
+                for cause, count in counts.items():
+                    family.add_metric([group, cause], count)
+        yield from (lag, elections, step_downs)
+
     def _store_metrics(self) -> Iterable[Metric]:
         writer = self._node.writer
         yield CounterMetricFamily(
@@ -132,6 +184,12 @@ class _NodeMetrics:
             "Seconds by which the time of new messages is ahead of the wall clock (negative if "
             "behind).",
             self._node.clock.distance_ns / NS_PER_S,
+        )
+        yield GaugeMetricFamily(
+            "contrail_clock_disagreements",
+            "Number of groups led by this node that do not use the clocks of the nodes, because "
+            "these disagree.",
+            len(self._node.groups.clock_doubts),
         )
         yield GaugeMetricFamily(
             "contrail_memory_bytes",
@@ -228,13 +286,50 @@ class _NodeMetrics:
             ),
         ):
             yield CounterMetricFamily(f"contrail_erasures_{name}", text, number)
-        yield from _subject_key_metrics(self._node.subject_keys)
+        yield from _subject_key_metrics(self._node.subject_keys, self._node.key_sharing.keys)
 
 
-def _subject_key_metrics(keys: SubjectKeys) -> Iterable[Metric]:
+def _state_metrics(catching_up: CatchingUp) -> Iterable[Metric]:
+    """Of the groups that this node has with others."""
+    yield GaugeMetricFamily(
+        "contrail_groups_suspect",
+        "Groups whose state on this node is damaged or out of date, and is to be fetched.",
+        len(catching_up.suspects),
+    )
+    installs, sent = catching_up.installs, catching_up.sent
+    yield CounterMetricFamily(
+        "contrail_states_fetched",
+        "Times that the state of a group was fetched from its leader.",
+        installs.installed,
+    )
+    yield CounterMetricFamily(
+        "contrail_states_failed",
+        "Times that the state of a group could not be fetched, and will be again.",
+        installs.failed,
+    )
+    yield CounterMetricFamily(
+        "contrail_states_fetched_bytes",
+        "Bytes of states that were fetched from leaders.",
+        installs.received_bytes,
+    )
+    yield CounterMetricFamily(
+        "contrail_states_sent_bytes", "Bytes of states that were sent to members.", sent.sent_bytes
+    )
+
+
+def _subject_key_metrics(keys: SubjectKeys, shared: SharedKeys) -> Iterable[Metric]:
     for name, text, count in (
-        ("", "Number of subject keys.", sum(keys.live().values())),
-        ("_broken", "Slots of subject keys that cannot be read and are not reused.", keys.broken),
+        ("", "Number of subject keys.", sum((*keys.live().values(), *shared.live().values()))),
+        (
+            "_broken",
+            "Slots of subject keys that cannot be read and are not reused.",
+            keys.broken + shared.broken,
+        ),
+        (
+            "_wanted",
+            "Subject keys that this node has yet to get from another one.",
+            sum(shared.lacking.values()),
+        ),
         (
             "_unfinished",
             "Destroyed subject keys whose messages have yet to be removed.",

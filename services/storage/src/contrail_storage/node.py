@@ -15,6 +15,7 @@ import structlog
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Advisory, AdvisoryType
+from contrail_storage.catching_up import CatchingUp
 from contrail_storage.consumers.manager import ConsumerManager
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.key_layout import MEMORY_GROUP, META_GROUP
@@ -24,26 +25,27 @@ from contrail_storage.disk.folder_lock import FolderLock
 from contrail_storage.disk.node_file import LOG_NAME, NodeIdentity
 from contrail_storage.disk.whole_steps import whole
 from contrail_storage.healing import Healing
+from contrail_storage.key_sharing import KeySharing
+from contrail_storage.leadership import Leadership
 from contrail_storage.membership import Membership
 from contrail_storage.opening import open_node
 from contrail_storage.options import NodeOptions
 from contrail_storage.parts import disk_budget_of, is_checkpoint_due, upkeep_of
-from contrail_storage.readiness import problems_of
+from contrail_storage.readiness import problems_of, unfit_members
 from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.replay import Replayer
 from contrail_storage.repair.swap import drop_kept_aside
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.content_sealing import SealingLog
+from contrail_storage.replica.content_sealing import KeyMakers, SealingLog
 from contrail_storage.replica.groups import Groups
-from contrail_storage.replica.loading import load_node, reload_shard, stored_shards
+from contrail_storage.replica.loading import load_applied, load_node, reload_shard, stored_shards
 from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.memory_group import MemoryGroup, NotLeadingError
 from contrail_storage.replica.raft_port import Group, GroupFactory
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.replica.store_writer import Job, StoreWriter
-from contrail_storage.seal.content import ContentOpener
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.store.block_store import BlockStore
@@ -65,7 +67,8 @@ from contrail_storage.wal.node_log import LogRottenError, NodeLog
 
 __all__ = ["NodeOptions", "StorageNode"]
 
-_TICK_S: Final = 0.05
+_TICK_S: Final = 0.025
+_TICK_ALONE_S: Final = 0.05
 _STOP_GRACE_S: Final = 10.0
 _log = structlog.get_logger("contrail.node")
 
@@ -113,13 +116,13 @@ class StorageNode:
             reload_shard(shard, self.applier, self.blocks, self._scan, self.until_written)
         )
         self.membership = Membership(self, groups, options.cluster)
-        self.applier.on_group = self.membership.join_soon
+        self.applier.on_cluster = self.membership.join_soon
         self.subject_keys = SubjectKeys(self.files, options.data_dir, keyring)
-        opener = ContentOpener(self.subject_keys)
-        self.reader = Reader(self.blocks, opener)
+        self.key_sharing = KeySharing(self, options.cluster)
+        self.reader = Reader(self.blocks, self.key_sharing.opener)
         self.reader.windows.keep = self.applier.keep_window
         self.replayer = Replayer(self.blocks, self.reader)
-        self.snapshotter = Snapshotter(self._store, opener)
+        self.snapshotter = Snapshotter(self._store, self.key_sharing.opener)
         self.log: NodeLog
         self.lock: FolderLock | None = None
         """The lock of the folder, held until the node is closed."""
@@ -131,9 +134,10 @@ class StorageNode:
             self.fail,
         )
         self.applier.tells = self.groups.tells
+        self.catching_up = CatchingUp(self, options.cluster)
         self.healing = Healing(self)
-        self.begun = False
-        """Whether the log accepts entries; not yet when the start could not write."""
+        self.begun = self._ended = False
+        """Whether the log accepts entries (not yet if the start could not write); `close` ran."""
         self._defect = ""  # why the node has failed for good; empty when it has not
         self.fatal: asyncio.Future[str]
         self._tasks: set[asyncio.Task[None]] = set()  # cancelled by `_end`
@@ -141,7 +145,6 @@ class StorageNode:
         self._ready = False
         """Whether writes are accepted, apart from failures; not before the node has led."""
         self._starting: asyncio.Task[None] | None = None  # runs `start`
-        self._ended = False  # whether `close` was called
         self._write_seen = asyncio.Event()  # set when jobs are written, lost or fail
 
     # Opening -------------------------------------------------------------------------------------
@@ -161,9 +164,7 @@ class StorageNode:
 
     def recover(self, files: Files) -> None:
         """Load the contents of the folder without changing it. Blocks; raises as `open_node`."""
-        load_node(self._store.scan, self.meta, self.applier, self.blocks)
-        # Flushes the store and removes log segments.
-        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir)
+        applied = load_applied(self._scan, self.applier)
         self.log = NodeLog.open(
             self.options.data_dir / LOG_NAME,
             files=files,
@@ -172,12 +173,23 @@ class StorageNode:
             sealer=self.keyring,
             begin=False,
         )
+        suspect, is_replicated = self.catching_up.prepare(applied), self.catching_up.is_replicated
+        damaged = load_node(
+            self._store.scan, self.meta, self.applier, self.blocks, suspect, is_replicated
+        )
+        # Flushes the store and removes log segments.
+        self._checkpointer = Checkpointer(self._disk, files, self.options.data_dir)
         if self.log.recovery.rot is not None:
             rot = self.log.recovery.rot
             raise DataLostError(f"the write-ahead log is damaged: {rot}", store_is_whole=True)
-        self._checkpointer.verify(self.log, self.applier.written_indexes, self._shards())
+        without = suspect | damaged
+        damaged |= self._checkpointer.verify(
+            self.log, self.applier.written_indexes, self._shards(), without, is_replicated
+        )
+        self.catching_up.add_damaged(damaged)
         self.subject_keys.load()
-        stop_without_keys(self.subject_keys, self.applier.shards.values())
+        self.key_sharing.load()
+        stop_without_keys(self.subject_keys, self.applier.shards.values(), is_replicated)
 
     def _shards(self) -> dict[int, Shard]:
         return stored_shards(self.applier)
@@ -210,22 +222,27 @@ class StorageNode:
         ends: Mapping[int, int] = self.applier.written_indexes
         if not self.log.is_open:
             ends = await self.healing.start_reading()
-        self.clock = clock = LogTime(
-            self.applier.last_entry_ns,
+        self.clock = LogTime(
+            self.membership.last_entry_ns(),
             self.files,
             self.options.data_dir,
             self.options.clock_jump_max_ns,
+            self.membership.clocks,
+            self.membership.vouches_for_clock,
         )
         self.disk_budget = disk_budget_of(self)
         self.meta_log, self.shard_log = self.membership.join_first(ends)
         self._memory_group, self.memory_log = self.groups.join(
             MEMORY_GROUP, MemoryGroup, (NotLeadingError,)
         )
+        spread = self.membership.spread
+        self.leadership = Leadership(self.groups, self.membership.members_of, spread.lacks_copies)
         self.membership.join()
         self.memory.guard(self.memory_log, self._memory_group, self.applier)
         shards, keys = self.applier.shards, self.subject_keys
-        sealing = SealingLog(self.groups.proposers, keys, shards)
-        self.shard_logs = ShardLogs(self.groups, self.meta, sealing, shards)
+        makers = KeyMakers(keys, self.key_sharing.keys, self.key_sharing.make)
+        sealing = SealingLog(self.groups.proposers, makers, shards)
+        self.shard_logs = ShardLogs(self.groups, self.meta, sealing, shards, spread)
         self.streams = StreamManager(
             self.options.name,
             self.meta,
@@ -236,14 +253,21 @@ class StorageNode:
             self.check_serving,
             encrypts=self.keyring is not None,
         )
-        self.restores = Restores(self.streams, keys)
+        self.restores = Restores(self.streams, self.shard_logs, makers)
         self.consumers = ConsumerManager(
-            self.streams, self.shard_logs, self.reader, clock, self.applier.changes
+            self.streams, self.shard_logs, self.reader, self.applier.changes
         )
         self.shredder = Shredder(
-            keys, self.streams, shards, self.shard_logs, self.snapshotter, self.reader
+            keys,
+            self.key_sharing.keys,
+            self.groups,
+            self.streams,
+            shards,
+            self.shard_logs,
+            self.snapshotter,
+            self.reader,
         )
-        self._upkeep = upkeep = upkeep_of(self, clock, self._store)  # run while the node leads
+        self._upkeep = upkeep = upkeep_of(self, self._store)  # run while the node leads
         self.scrubber, self.compactor, self.eraser, self._housekeeper = upkeep[:4]
         if self.log.is_open:
             await self.begin()
@@ -254,11 +278,15 @@ class StorageNode:
         """Replay the log and lead; lead later if the store fails meanwhile. Raises OSError."""
         self.begun = True
         self.log.start(call_soon=self._loop.call_soon_threadsafe, on_failure=self._log_failed)
+        self.catching_up.begin()
         for group in self.groups.values():
             group.start()
         self.spawn(self._tick_groups())
+        self.spawn(self.key_sharing.run())
         await self._replay()
-        if self.healing.store_failure:
+        self.spawn(self.membership.tell_start())
+        knows_meta = self.catching_up.meta_known.is_set()
+        if self.healing.store_failure or self.membership.is_catching_up or not knows_meta:
             self.spawn(self._lead())
         else:
             await self._lead()
@@ -266,15 +294,19 @@ class StorageNode:
     async def _lead(self) -> None:
         """Wait until this node leads, finish half-made streams, and then accept writes."""
         await self.membership.leading.wait()
-        self.clock.begin_term(self.applier.last_entry_ns)
+        await self.catching_up.meta_known.wait()
+        self.clock.begin_term(self.membership.last_entry_ns())
         await self.clock.keep()
         self.spawn(self.clock.follow())
+        self.spawn(self.groups.follow_clocks())
+        await self.membership.until_caught_up()
         self._begin_in_memory()
         await self.membership.reconcile()
         await self.shredder.reconcile()
         for work in (*self._upkeep, self.shredder):
             self.spawn(work.run())
         self.spawn(self.membership.keep_reconciling())
+        self.spawn(self.leadership.keep_balanced())
         self.spawn(when_due(lambda: is_checkpoint_due(self), self.checkpoint))
         self._ready = True
 
@@ -301,8 +333,8 @@ class StorageNode:
         self.applier.written_indexes[MEMORY_GROUP] = self._memory_group.applied_index
 
     def log_time_ns(self) -> int:
-        """Log time of a new entry, in nanoseconds: never earlier than that of a replayed one."""
-        return max(self.clock.now(), self.applier.last_entry_ns)
+        """Log time of the node's own groups, in nanoseconds."""
+        return self.clock.now()
 
     def rotate_keys(self, node_keys: tuple[bytes, ...]) -> bool:
         """Change to the first of ``node_keys``; False when it is in use already. Blocks.
@@ -326,7 +358,11 @@ class StorageNode:
 
     async def _tick_groups(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            alone = all(group.is_alone for group in self.groups.values())
+            period = _TICK_ALONE_S if alone else _TICK_S
+            # At multiples of the period, as the heartbeats are, so that none of them waits.
+            rest = period - self._loop.time() % period
+            await asyncio.sleep(rest if rest > period / 2 else rest + period)
             for group in self.groups.values():
                 group.tick()
 
@@ -356,12 +392,20 @@ class StorageNode:
 
     def applied(self) -> dict[int, int]:
         """Applied indexes of the groups in the log."""
-        return {number: group.applied_index for number, group in self.logged_groups.items()}
+        return self._applied_of(self.logged_groups)
+
+    def _applied_of(self, groups: Mapping[int, Group]) -> dict[int, int]:
+        # What a suspect group had applied last may never have reached the store.
+        written, is_suspect = self.applier.written_indexes, self.catching_up.is_suspect
+        return {
+            number: written.get(number, 0) if is_suspect(number) else group.applied_index
+            for number, group in groups.items()
+        }
 
     async def until_written(self) -> None:
         """Wait until the store has everything that is applied now (ApiError when it fails)."""
         try:
-            await self._until_written({n: group.applied_index for n, group in self.groups.items()})
+            await self._until_written(self._applied_of(self.groups))
         except StoreFailedError as error:
             raise ApiError(errors.STORAGE_FAILED, str(error), retry_after_s=1) from error
 
@@ -372,12 +416,18 @@ class StorageNode:
 
     async def _until_written(self, indexes: Mapping[int, int]) -> None:
         self.applier.flush()
+        written = self.applier.written_indexes
         while any(
-            self.applier.written_indexes.get(group, 0) < index for group, index in indexes.items()
+            written.get(group, 0) < index and not self.catching_up.is_suspect(group)
+            for group, index in indexes.items()
         ):
             if self.healing.store_failure:
                 raise StoreFailedError(self.failure)
             await self.write_noted()
+
+    async def leave(self) -> None:
+        """Prepare to stop: not ready any more, and groups that other nodes can lead are theirs."""
+        await self.leadership.leave()
 
     async def stop(self) -> None:
         """Stop cleanly: groups, log, writer. Flush, so that the next start has little to replay.
@@ -402,6 +452,7 @@ class StorageNode:
     async def _end(self, *, flushed: bool) -> None:
         """Stop everything that runs, and close everything that is open."""
         self.healing.closed = True
+        self.membership.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -435,6 +486,7 @@ class StorageNode:
         if self.keyring is not None:
             self.keyring.close()
         self.subject_keys.close()
+        self.key_sharing.keys.close()
         self.log.close()
         with suppress(StoreError):
             self._disk.close()
@@ -494,9 +546,10 @@ class StorageNode:
         self.healing.log_failed(error)
         self._write_seen.set()
 
-    def notify(self, kind: AdvisoryType) -> None:
-        """Report an event of the node."""
-        advisory = Advisory(type=kind, server=self.options.name)
+    def notify(self, kind: AdvisoryType, group: int | None = None, reason: str = "") -> None:
+        """Report an event of the node, or of a group."""
+        name = self.options.name
+        advisory = Advisory(type=kind, server=name, group=group, reason=reason)
         self.advisories.notify([advisory], self.log_time_ns())
 
     @property
@@ -514,18 +567,33 @@ class StorageNode:
         """The groups whose entries are in the log."""
         return {n: group for n, group in self.groups.items() if not keys.is_in_memory(n)}
 
-    def check_serving(self, *, in_memory: bool = False) -> None:
-        """Raise ApiError while writes are refused. Shards in memory (``in_memory``) need no log."""
-        unready = not self._ready or self.clock.doubt
+    def check_serving(self, *, in_memory: bool = False, is_replicated: bool = False) -> None:
+        """Raise ApiError while writes are refused. Shards in memory (``in_memory``) need no log.
+
+        Replicated shards do not depend on the clock of this node.
+        """
+        unready = not self._ready or (self.clock.doubt and not is_replicated)
         if unready or (self.failure and not (in_memory and not self.fatal.done())):
             spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
             if not self.failure:
                 spec = errors.NOT_READY
             raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
 
-    def readiness(self) -> dict[str, str]:
-        """The reasons why parts are not ready, by part; empty when all are."""
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
+        """The reasons why parts are not ready, by part; empty when all are.
+
+        After a start the node is not ready until it has caught up in all groups: before that,
+        stopping another node could leave a group without a majority. Later, being behind counts
+        only if ``strict``.
+        """
         groups, shards = self.groups.values(), self.applier.shards.values()
+        if self.leadership.leaving:
+            return {"storage": "stopping"}
         clock = {"clock": self.clock.doubt} if self.clock.doubt else {}
         logs = self.groups.proposers.values()
-        return clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)
+        problems = clock | problems_of(self.failure, groups, shards, logs, serves=self._ready)
+        unfit = unfit_members(self.groups) | self.membership.problems | self.key_sharing.problems
+        if unfit and self.catching_up.mended:
+            unfit["folder"] = self.catching_up.mended
+        self.leadership.caught_up |= self._ready and not unfit
+        return problems if self.leadership.caught_up and not strict else unfit | problems

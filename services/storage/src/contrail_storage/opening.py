@@ -19,6 +19,7 @@ from contrail_storage.disk.node_file import (
     save_identity,
 )
 from contrail_storage.options import NodeOptions
+from contrail_storage.repair.among_others import open_among_others
 from contrail_storage.repair.open_damaged import open_damaged
 from contrail_storage.repair.swap import STORE_NAME, finish_swap
 from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring
@@ -54,13 +55,18 @@ def _open(options: NodeOptions, make: Make) -> "StorageNode":
         # A repair that a crash interrupted: until it is finished, the parts of the folder do not
         # match.
         finish_swap(files, options.data_dir)
-        node = open_damaged(
-            options,
-            files,
-            lambda: _read(options, make, files),
-            lambda one: one.parts,
-            lambda one: one.close(),
-        )
+
+        def read() -> "StorageNode":
+            return _read(options, make, files)
+
+        if options.cluster is not None:
+            opened, mended = open_among_others(options, files, options.cluster, read)
+            opened.catching_up.mended = mended
+            node = opened
+        else:
+            node = open_damaged(
+                options, files, read, lambda one: one.parts, lambda one: one.close()
+            )
         node.healing.try_to_write()
     except BaseException:
         if node is not None:
@@ -85,6 +91,7 @@ def _read(options: NodeOptions, make: Make, files: Files) -> "StorageNode":
     except BaseException:
         if node is not None:
             node.subject_keys.close()
+            node.key_sharing.keys.close()
         store.close()
         raise
     return node
@@ -118,9 +125,7 @@ def _identify(files: Files, options: NodeOptions) -> tuple[NodeIdentity, Keyring
         if options.cluster is None:
             identity = NodeIdentity(f"n{secrets.token_hex(4)}", 1, encrypted)
         else:
-            identity = NodeIdentity(
-                options.name, 1, encrypted, node_number=0, stage=Stage.EMPTY, alone=False
-            )
+            identity = NodeIdentity.of_empty(options.name, encrypted=encrypted)
         save_identity(files, directory, identity)
     problem = _misplaced(identity, options)
     if problem:
@@ -136,4 +141,7 @@ def _misplaced(identity: NodeIdentity, options: NodeOptions) -> str:
         return "it is that of a node without a cluster, which cannot join one"
     if identity.node_id != options.name:
         return f"it is that of node {identity.node_id}, not of {options.name}"
+    if identity.stage is Stage.FORMED and identity.nodes not in ((), options.cluster.nodes):
+        formed, given = ", ".join(identity.nodes), ", ".join(options.cluster.nodes)
+        return f"its cluster was formed with the nodes {formed}, not with {given}"
     return ""

@@ -1,15 +1,18 @@
 """Options of opening a node."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from contrail_common.timeunits import NS_PER_S
 from contrail_storage.core.group_table import GroupEntry
+from contrail_storage.core.node_table import NodeEntry
 from contrail_storage.disk.files import Files
 from contrail_storage.physical_memory import quarter_of_memory
 from contrail_storage.replica.applier import MERGE_BLOCKS
+from contrail_storage.replica.elsewhere import Ask
+from contrail_storage.replica.log_time import Clocks
 from contrail_storage.store.directory_pages import PAGE_BLOCKS
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.compactor import CompactorBounds
@@ -20,13 +23,6 @@ _SEGMENT_BYTES: Final = 16 << 20
 """Log segments are removed as a whole, so small ones leave a restart little to replay."""
 
 
-Ask = Callable[[str, bytes], Awaitable[bytes]]
-"""Sends a request to another node's `Membership.answer`, and returns the answer.
-
-Raises NOT_LEADER if the request was not sent, and OUTCOME_UNKNOWN if its answer is lost.
-"""
-
-
 @dataclass(slots=True, frozen=True)
 class Cluster:
     """The nodes of a cluster as they were formed, and the groups that they will have."""
@@ -35,6 +31,18 @@ class Cluster:
     """The names of all nodes. Position and number agree: the first node has number 1."""
     groups: tuple[GroupEntry, ...]
     ask: Ask
+    """Asks `Membership.answer` of another node."""
+    fetch: Ask
+    """Asks `Membership.provide` of another node, for answers of up to 1 MiB, 4 at a time."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """The peer address of each node, by name."""
+    note_start: Callable[[NodeEntry], None] = lambda _: None
+    """Lets no older start of another node connect from now on; connects as this start of its own.
+
+    That is known when the folder can be written, which may be later than the first connection.
+    """
+    process: int = 0
+    """Tells this process from all others of the node."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,5 +73,6 @@ class NodeOptions:
     publish_timeout_s: float = 30.0
     clock_jump_max_ns: int = 600 * NS_PER_S
     cluster: Cluster | None = None
+    clocks: Clocks = field(default_factory=Clocks)
     files: Files | None = None
     open_store: Callable[[Path], RocksStore] = RocksStore.open_reading

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from contrail_storage.replica.log_time import LogTime
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.upkeep.compactor import Compactor
 from contrail_storage.upkeep.disk_budget import DiskBudget
@@ -26,7 +25,7 @@ class Upkeep(NamedTuple):
     reclaimer: Reclaimer
 
 
-def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
+def upkeep_of(node: "StorageNode", store: SplitStore) -> Upkeep:
     """Make the background parts of ``node`` over its ``store``."""
     options = node.options
     scrubber = Scrubber(
@@ -44,8 +43,7 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
         node.shard_logs,
         node.applier.shards,
         node.applier.changes.shards,
-        node.groups.leads,
-        clock,
+        node.groups,
         due,
     )
     compactor = Compactor(node.streams.is_listed, node.blocks, node.applier, options.compactor)
@@ -57,14 +55,16 @@ def upkeep_of(node: "StorageNode", clock: LogTime, store: SplitStore) -> Upkeep:
 
 def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
     erasures = Erasures(
-        node.membership.node_id,
-        node.meta.erasures,
+        node.membership,
+        node.groups,
+        node.meta,
         node.streams,
         node.meta_log,
         node.shard_logs,
         node.log_time_ns,
         node.shredder,
     )
+    node.applier.on_receipts = erasures.changed
     return Eraser(
         erasures,
         node.applier.shards,
@@ -73,6 +73,7 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
         node.raw_store,
         node.options.erase,
         lambda: node.healing.reopened,
+        node.key_sharing.keys.destroy_doomed,
     )
 
 
@@ -100,6 +101,7 @@ def is_checkpoint_due(node: "StorageNode") -> bool:
     if node.disk_budget.short:
         node.disk_budget.measure()  # deletions may have freed space
     stats = node.log.stats
-    # The size of the log is the time of the next start.
-    large = stats.size_bytes >= node.options.checkpoint_bytes
+    # The size of the log is the time of the next start. What is kept for other members stays.
+    new_bytes = stats.size_bytes - min(stats.left_bytes, node.log.tail_bytes)
+    large = new_bytes >= node.options.checkpoint_bytes
     return large or (node.disk_budget.short and stats.segments > 1)

@@ -1,10 +1,25 @@
 """The parts of a node that are not ready, by name."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.raft_port import Group
 from contrail_storage.replica.shard import Shard
+
+BEHIND_S: Final = 1.0
+"""A member that has not applied what was committed this long ago is behind."""
+
+
+def unfit_members(groups: Mapping[int, Group]) -> dict[str, str]:
+    """Return in which groups this node could not replace another member now, and why."""
+    unfit: dict[str, str] = {}
+    for number, group in groups.items():
+        if group.flags:
+            unfit[f"group {number}"] = "what this node has of it is incomplete"
+        elif group.staleness_s() >= BEHIND_S:
+            unfit[f"group {number}"] = "this node is behind, or hears no leader"
+    return unfit
 
 
 def problems_of(
@@ -27,8 +42,8 @@ def problems_of(
             problems["storage"] += "; streams in memory are served"
     elif not serves:
         problems["storage"] = "recovering"
-    # Serving and without a leader: only for a moment, after an election or a failure of the log.
-    elif not all(group.is_leader or (group.leader and not group.is_alone) for group in groups):
+    # Serving and without a leader: only for a moment, after a failure of the log.
+    elif not all(group.is_leader for group in groups if group.is_alone):
         problems["storage"] = "no leader"
     elif stuck:
         problems["storage"] = "; ".join(stuck)

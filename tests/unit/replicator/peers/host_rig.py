@@ -16,6 +16,7 @@ class Host:
         self.name = name
         self.boots = 0
         self.faults: list[tuple[int, str]] = []
+        self.clock_of: dict[str, int] = {}
         self.hub: PeerHub
         self.links: GroupLinks
 
@@ -32,6 +33,7 @@ class Host:
             self.hub,
             lambda: int(self.net.time * 1e9),
             lambda group, error: self.faults.append((group, str(error))),
+            self.clock_of.__setitem__,
         )
         self.port.listen(self.hub.accept)
         self.hub.start()

@@ -1,17 +1,20 @@
 """Nodes become a cluster over a network in memory, with crashes at each save."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from contrail_replicator.peers.formation import Membership, Report, Stage
 from contrail_replicator.peers.forming import Forming, decode_report, encode_report
 from contrail_replicator.peers.frames import FrameError
 from contrail_replicator.peers.handshake import NO_CLUSTER
 from contrail_replicator.peers.hub import Node, PeerHub
+from contrail_replicator.peers.registering import Registering
 from tests.unit.replicator.peers.net_rig import SimNet
 
 NAMES = ("a", "b", "c")
@@ -37,6 +40,7 @@ class Founder:
         self.links: set[str] = set()
         self.hub: PeerHub
         self.up = False
+        self.registrar: Registrar | None = None
 
     def load(self) -> Membership:
         return self.disk
@@ -66,7 +70,7 @@ class Founder:
         self.boots += 1
         self.up = True
         port = self.net.port(self.name)
-        node = Node(self.name, self.disk_id(), 1, self.boots, self.boots)
+        node = Node(self.name, self.disk_id(), self.disk.incarnation, self.boots, self.boots)
         peers = {name: name for name in self.names}
         self.hub = PeerHub(port, node, peers, lambda: [bytes(32)])
         self.hub.on_link = self.note_link
@@ -75,12 +79,25 @@ class Founder:
             self.names,
             self,
             self.formed.append,
-            lambda reason, lost: self.obstacles.append((reason, lost)),
+            self.note_obstacle,
         )
+        if self.registrar is not None:
+            self.registering = Registering(
+                self.hub,
+                self.registrar.register,
+                lambda given: forming.adopt(
+                    Membership(Stage.FORMED, given.cluster_id, given.incarnation)
+                ),
+            )
         port.listen(self.hub.accept)
         self.hub.start()
         with suppress(Crash):
             forming.start()
+
+    def note_obstacle(self, reason: str, lost: bool) -> None:
+        self.obstacles.append((reason, lost))
+        if lost and self.registrar is not None:
+            self.registering.begin()
 
     def disk_id(self) -> bytes:
         return self.disk.cluster_id if self.disk.stage is Stage.FORMED else NO_CLUSTER
@@ -166,11 +183,53 @@ def test_a_node_that_lost_its_disk_says_so_and_stays_outside() -> None:
     lost.crash()
     lost.disk, lost.boots = Membership(), 0
     net.run_until(lambda: bool(lost.obstacles))
-    assert lost.obstacles == [("b is part of a formed cluster, and this folder is empty", True)]
+    (reason, lost_disk) = lost.obstacles[0]
+    assert reason.endswith("is part of a formed cluster, and this folder is empty")
+    assert lost_disk
     net.run(5)
     assert lost.disk == Membership()
     assert not lost.links
     assert nodes[1].links == {"c"}
+
+
+class Registrar:
+    """The table of nodes that the cluster would have: it counts up the incarnation of each."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, list[bytes]] = {}
+
+    def register(self, name: str, token: bytes, answer: Callable[[int, int], None]) -> None:
+        known = self.tokens.setdefault(name, [])
+        if token not in known:
+            known.append(token)
+        answer(NAMES.index(name) + 1, 1 + len(known))
+
+
+def test_a_node_that_lost_its_disk_is_a_member_in_a_new_incarnation() -> None:
+    net, registrar = SimNet(), Registrar()
+    nodes = founders(net)
+    for node in nodes:
+        node.registrar = registrar
+        node.boot()
+    net.run_until(lambda: all_formed(nodes))
+    lost, other, _ = nodes
+    cluster_id = other.disk.cluster_id
+    for incarnation in (2, 3):
+        lost.crash()
+        lost.disk, lost.boots = Membership(), 0
+        net.run_until(lambda: lost.disk.stage is Stage.FORMED)
+        assert lost.disk == Membership(Stage.FORMED, cluster_id, incarnation)
+        net.run_until(lambda: all(one.links == set(NAMES) - {one.name} for one in nodes))
+        # However often it has asked, and whoever has answered: one for each lost disk.
+        assert len(registrar.tokens["a"]) == incarnation - 1
+    assert not registrar.tokens.get("b")
+    # What is left of an older disk is refused from now on.
+    lost.crash()
+    lost.disk, lost.boots = Membership(Stage.FORMED, cluster_id, 2), 99
+    with capture_logs() as logs:
+        net.run(3)
+    assert "b" not in lost.links
+    assert any("came with incarnation 2, but 3 is known" in str(line) for line in logs)
 
 
 def test_nodes_with_other_names_do_not_form() -> None:

@@ -101,6 +101,7 @@ def test_entries_are_dialled_after_heartbeats_and_fall_with_them() -> None:
     net.run_until(lambda: a.reaches("b"))
     assert a.changes.count(("b", False)) == 1
     assert a.hub.counters.dropped[Channel.APPEND] == 1
+    net.run_until(lambda: a.hub.send("b", Channel.BULK, NOTE, 1, [b"x"]))
 
 
 def test_a_node_that_comes_back_is_found_again() -> None:
@@ -126,6 +127,21 @@ def test_a_cut_in_one_direction_leaves_the_other() -> None:
     net.set_cut("a", "b", False)
     net.run(1)
     assert [body for *_, body in b.got] == [b"lost for now"]
+
+
+def test_the_newest_known_start_is_required_also_of_a_node_that_was_never_seen() -> None:
+    net = SimNet()
+    a = Peer(net, "a").start()
+    a.hub.require("b", 1, 5, 50)
+    b, c = Peer(net, "b"), Peer(net, "c").start()
+    b.node = replace(b.node, boots=4, process=40)  # a folder that was set back
+    with capture_logs() as logs:
+        b.start()
+        net.run(2)
+    assert not a.reaches("b")
+    assert c.reaches("a", "b")
+    told = "another process with start 5 is known: is its folder a copy?"
+    assert any(told in one for one in reasons(logs, "peer_refused"))
 
 
 # Bounds ------------------------------------------------------------------------------------------
@@ -162,9 +178,11 @@ def test_a_frame_above_the_limit_ends_the_connection_unread(channel: Channel) ->
     net = SimNet()
     a, b, _ = cluster(net)
     a.hub.send("b", channel, NOTE, 1, [bytes(BODY_BYTES_MAX[channel] + 1)])
-    net.run_until(lambda: not a.reaches("b"))
+    net.run_until(lambda: not a.hub.connected("b", channel))
+    # Without the channel for bulk data, the messages of groups go on.
+    assert a.reaches("b") is (channel is Channel.BULK)
     assert b.got == []
-    net.run_until(lambda: a.reaches("b"))
+    net.run_until(lambda: a.hub.send("b", channel, NOTE, 1, []) and a.reaches("b"))
 
 
 def test_frames_that_nobody_knows_end_the_connection() -> None:

@@ -9,15 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
-from contrail_replicator.peers.certificates import PeerTls, loaded_tls, made_tls
-from contrail_replicator.peers.frames import BODY_BYTES_MAX, Channel, Frame
+from contrail_replicator.peers.certificates import (
+    CertificateError,
+    PeerTls,
+    check_certified,
+    loaded_tls,
+    made_tls,
+)
+from contrail_replicator.peers.frames import BODY_BYTES_MAX, Bytes, Channel, Frame
 from contrail_replicator.peers.hub import Node, PeerHub
+from contrail_replicator.peers.ports import Wire
 from contrail_replicator.peers.tcp import PeerSockets
 from tests.support.slices import assert_no_stall
 
@@ -203,6 +211,82 @@ def test_a_certificate_of_another_authority_is_refused(tmp_path: Path) -> None:
         assert not b.up
 
     with_nodes(scene, tls)
+
+
+def test_certificate_that_cannot_be_used_or_names_another_is_refused(tmp_path: Path) -> None:
+    Authority(tmp_path).tls("a", ["a", "a.example"])
+    files = [tmp_path / name for name in ("a.pem", "a.key", "ca.pem")]
+    check_certified(files[0], "a")
+    with pytest.raises(CertificateError, match=r"a.pem names a, a.example, not b"):
+        check_certified(files[0], "b")
+    with pytest.raises(CertificateError, match=r"ca.pem names nobody, not a"):
+        check_certified(files[2], "a")
+    for wrong in (tmp_path / "missing.key", files[0], tmp_path):
+        with pytest.raises(CertificateError, match="cannot be used"):
+            loaded_tls(files[0], wrong, files[2])
+
+
+# Ends --------------------------------------------------------------------------------------------
+class End:
+    """One end of a connection, which only counts what happens to it."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed = 0
+
+    def wire_open(self) -> None:
+        assert not self.closed
+        self.opened += 1
+
+    def wire_bytes(self, data: Bytes) -> None:
+        raise AssertionError(data)
+
+    def wire_drained(self) -> None:
+        pass
+
+    def wire_closed(self, _reason: str) -> None:
+        self.closed += 1
+
+
+async def close_after(passes: int, peer: Peer, *, accepted: bool) -> End:
+    """Dial a node, and close one end that many passes of the event loop after it began."""
+    wires: list[tuple[Wire, End]] = []
+
+    def accept(wire: Wire) -> End:
+        wires.append((wire, End()))
+        return wires[-1][1]
+
+    peer.sockets.listen(peer.listener, accept)
+    end = End()
+    wire = peer.sockets.dial(peer.address, peer.name, end)
+    while accepted and not wires:
+        await asyncio.sleep(0)
+    if accepted:
+        wire, end = wires[0]
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    wire.close()
+    await wait_until(lambda: bool(end.closed))
+    await peer.sockets.close()
+    assert end.closed == 1
+    return end
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_end_is_reported_whenever_a_connection_is_closed(encrypted: bool, accepted: bool) -> None:
+    """Or the node would never dial that channel again."""
+    tls = made_tls("a") if encrypted else None
+    passes = opened = 0
+    while opened < 5:
+
+        async def once(passes: int = passes) -> End:
+            peer = Peer("a", tls)
+            with peer.listener:
+                return await close_after(passes, peer, accepted=accepted)
+
+        opened += uvloop.run(once()).opened
+        passes += 1
 
 
 # Strangers ---------------------------------------------------------------------------------------

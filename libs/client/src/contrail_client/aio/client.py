@@ -1,5 +1,7 @@
 """A client of a server. `contrail_client.blocking.client` is generated from this module."""
 
+# One module: the methods of one object, which share its connections.
+
 import asyncio
 import random
 import time
@@ -25,6 +27,7 @@ from contrail_client.aio.replay import AsyncReplay
 
 # blocking: from contrail_client.arrow import ArrowReplays
 from contrail_client.calls import Call, Page, Retries, T
+from contrail_client.cluster import ClusterState
 from contrail_client.concurrency import async_in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.errors import Conflict, ContrailError, NotFound
@@ -38,6 +41,7 @@ from contrail_client.live.subscription import AsyncSubscription
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
+    Consistency,
     ConsumerInfo,
     Erasure,
     Event,
@@ -54,6 +58,7 @@ from contrail_client.models import (
     SubjectCount,
 )
 from contrail_client.operations import (
+    clusters,
     consumers,
     ensuring,
     erasing,
@@ -125,6 +130,10 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         await self._transport.run(calls.ALIVE)
         return time.perf_counter() - begun
 
+    async def cluster(self) -> ClusterState:
+        """The state of the server's storage nodes, and of the groups that they form."""
+        return await self._transport.run(clusters.GET)
+
     # Streams -------------------------------------------------------------------------------------
 
     async def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
@@ -182,9 +191,9 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         """Change the given fields of the configuration; None restores a default."""
         return await self._transport.run(streams.update(name, changes, if_match=if_match))
 
-    async def get_stream(self, name: str) -> StreamInfo:
+    async def get_stream(self, name: str, *, consistency: Consistency | None = None) -> StreamInfo:
         """The configuration and state of a stream."""
-        return await self._transport.run(streams.get(name))
+        return await self._transport.run(streams.get(name, consistency=consistency))
 
     def list_streams(
         self, *, subject: str | None = None, prefix: str | None = None
@@ -195,22 +204,34 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         )
 
     def list_subjects(
-        self, name: str, *, subject: str | None = None
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        consistency: Consistency | None = None,
     ) -> AsyncIterator[SubjectCount]:
         """Subjects that have messages and match the filter `subject`, fetched page by page."""
         return self._items(
-            lambda token: streams.subjects(name, subject=subject, limit=None, token=token)
+            lambda token: streams.subjects(
+                name, subject=subject, limit=None, token=token, consistency=consistency
+            )
         )
 
     def list_deleted(
-        self, name: str, *, shard: int | None = None
+        self, name: str, *, shard: int | None = None, consistency: Consistency | None = None
     ) -> AsyncIterator[tuple[int, int]]:
         """Deleted sequences: the first and last of each run, fetched page by page."""
-        return self._items(lambda token: streams.deleted(name, token=token, shard=shard))
+        return self._items(
+            lambda token: streams.deleted(name, token=token, shard=shard, consistency=consistency)
+        )
 
     async def seal_stream(self, name: str) -> StreamInfo:
         """Make the stream read-only for good."""
         return await self._transport.run(streams.seal(name))
+
+    async def step_down(self, name: str, *, preferred: str | None = None) -> str:
+        """Make another node the leader of the stream; returns its name."""
+        return await self._transport.run(streams.step_down(name, preferred=preferred))
 
     async def delete_stream(self, name: str) -> None:
         """Remove the stream with its messages and consumers."""
@@ -415,12 +436,18 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
     # Reading -------------------------------------------------------------------------------------
 
     async def get_message(
-        self, stream: str, seq: int, *, shard: int | None = None
+        self,
+        stream: str,
+        seq: int,
+        *,
+        shard: int | None = None,
+        consistency: Consistency | None = None,
     ) -> StoredMessage:
         """One message by its sequence."""
-        return await self._transport.run(reading.get_message(stream, seq, shard=shard))
+        call = reading.get_message(stream, seq, shard=shard, consistency=consistency)
+        return await self._transport.run(call)
 
-    async def read_range(
+    async def read_range(  # noqa: PLR0913 - all of them are named
         self,
         stream: str,
         *,
@@ -431,6 +458,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         max_bytes: int | None = None,
         wait: Duration | None = None,
         shard: int | None = None,
+        consistency: Consistency | None = None,
     ) -> Range:
         """Messages in order; with `wait` the server waits for the first one.
 
@@ -446,6 +474,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
             max_bytes=max_bytes,
             wait=wait,
             shard=shard,
+            consistency=consistency,
         )
         return await self._transport.run(call)
 
@@ -457,6 +486,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         up_to_seq: int | None = None,
         up_to_time: Time | None = None,
         shard: int | None = None,
+        consistency: Consistency | None = None,
     ) -> AsyncIterator[StoredMessage]:
         """The newest message of each subject that matches the filter, fetched page by page.
 
@@ -470,6 +500,7 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
                 up_to_time=up_to_time,
                 token=token,
                 shard=shard,
+                consistency=consistency,
             )
         )
 

@@ -1,6 +1,8 @@
 # Generated from aio/client.py by `make blocking`. Change that file, not this one.
 """A client of a server."""
 
+# One module: the methods of one object, which share its connections.
+
 import random
 import time
 from collections.abc import (
@@ -23,6 +25,7 @@ from contrail_client.arrow import ArrowReplays
 from contrail_client.blocking.consumer import Consumer
 from contrail_client.blocking.replay import Replay
 from contrail_client.calls import Call, Page, Retries, T
+from contrail_client.cluster import ClusterState
 from contrail_client.concurrency import in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
 from contrail_client.errors import Conflict, ContrailError, NotFound
@@ -33,6 +36,7 @@ from contrail_client.live.outbox import MAX_BYTES, MAX_OUTSTANDING, RETRY_S
 from contrail_client.models import (
     AtomicAck,
     BatchResult,
+    Consistency,
     ConsumerInfo,
     Erasure,
     Event,
@@ -49,6 +53,7 @@ from contrail_client.models import (
     SubjectCount,
 )
 from contrail_client.operations import (
+    clusters,
     consumers,
     ensuring,
     erasing,
@@ -120,6 +125,10 @@ class Contrail(ArrowReplays):
         self._transport.run(calls.ALIVE)
         return time.perf_counter() - begun
 
+    def cluster(self) -> ClusterState:
+        """The state of the server's storage nodes, and of the groups that they form."""
+        return self._transport.run(clusters.GET)
+
     # Streams -------------------------------------------------------------------------------------
 
     def create_stream(self, name: str, config: StreamConfig) -> StreamInfo:
@@ -177,9 +186,9 @@ class Contrail(ArrowReplays):
         """Change the given fields of the configuration; None restores a default."""
         return self._transport.run(streams.update(name, changes, if_match=if_match))
 
-    def get_stream(self, name: str) -> StreamInfo:
+    def get_stream(self, name: str, *, consistency: Consistency | None = None) -> StreamInfo:
         """The configuration and state of a stream."""
-        return self._transport.run(streams.get(name))
+        return self._transport.run(streams.get(name, consistency=consistency))
 
     def list_streams(
         self, *, subject: str | None = None, prefix: str | None = None
@@ -189,19 +198,35 @@ class Contrail(ArrowReplays):
             lambda token: streams.page(subject=subject, prefix=prefix, limit=None, token=token)
         )
 
-    def list_subjects(self, name: str, *, subject: str | None = None) -> Iterator[SubjectCount]:
+    def list_subjects(
+        self,
+        name: str,
+        *,
+        subject: str | None = None,
+        consistency: Consistency | None = None,
+    ) -> Iterator[SubjectCount]:
         """Subjects that have messages and match the filter `subject`, fetched page by page."""
         return self._items(
-            lambda token: streams.subjects(name, subject=subject, limit=None, token=token)
+            lambda token: streams.subjects(
+                name, subject=subject, limit=None, token=token, consistency=consistency
+            )
         )
 
-    def list_deleted(self, name: str, *, shard: int | None = None) -> Iterator[tuple[int, int]]:
+    def list_deleted(
+        self, name: str, *, shard: int | None = None, consistency: Consistency | None = None
+    ) -> Iterator[tuple[int, int]]:
         """Deleted sequences: the first and last of each run, fetched page by page."""
-        return self._items(lambda token: streams.deleted(name, token=token, shard=shard))
+        return self._items(
+            lambda token: streams.deleted(name, token=token, shard=shard, consistency=consistency)
+        )
 
     def seal_stream(self, name: str) -> StreamInfo:
         """Make the stream read-only for good."""
         return self._transport.run(streams.seal(name))
+
+    def step_down(self, name: str, *, preferred: str | None = None) -> str:
+        """Make another node the leader of the stream; returns its name."""
+        return self._transport.run(streams.step_down(name, preferred=preferred))
 
     def delete_stream(self, name: str) -> None:
         """Remove the stream with its messages and consumers."""
@@ -403,11 +428,19 @@ class Contrail(ArrowReplays):
 
     # Reading -------------------------------------------------------------------------------------
 
-    def get_message(self, stream: str, seq: int, *, shard: int | None = None) -> StoredMessage:
+    def get_message(
+        self,
+        stream: str,
+        seq: int,
+        *,
+        shard: int | None = None,
+        consistency: Consistency | None = None,
+    ) -> StoredMessage:
         """One message by its sequence."""
-        return self._transport.run(reading.get_message(stream, seq, shard=shard))
+        call = reading.get_message(stream, seq, shard=shard, consistency=consistency)
+        return self._transport.run(call)
 
-    def read_range(
+    def read_range(  # noqa: PLR0913 - all of them are named
         self,
         stream: str,
         *,
@@ -418,6 +451,7 @@ class Contrail(ArrowReplays):
         max_bytes: int | None = None,
         wait: Duration | None = None,
         shard: int | None = None,
+        consistency: Consistency | None = None,
     ) -> Range:
         """Messages in order; with `wait` the server waits for the first one.
 
@@ -433,6 +467,7 @@ class Contrail(ArrowReplays):
             max_bytes=max_bytes,
             wait=wait,
             shard=shard,
+            consistency=consistency,
         )
         return self._transport.run(call)
 
@@ -444,6 +479,7 @@ class Contrail(ArrowReplays):
         up_to_seq: int | None = None,
         up_to_time: Time | None = None,
         shard: int | None = None,
+        consistency: Consistency | None = None,
     ) -> Iterator[StoredMessage]:
         """The newest message of each subject that matches the filter, fetched page by page.
 
@@ -457,6 +493,7 @@ class Contrail(ArrowReplays):
                 up_to_time=up_to_time,
                 token=token,
                 shard=shard,
+                consistency=consistency,
             )
         )
 

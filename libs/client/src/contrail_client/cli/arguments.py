@@ -17,6 +17,7 @@ from contrail_client.cli import show
 from contrail_client.cli.context import read_context, read_file
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.errors import ContrailError
+from contrail_client.models import Consistency
 from contrail_client.operations.ensuring import exists_otherwise
 
 _SHOWN_MAX: Final = 100
@@ -72,6 +73,10 @@ Replace = Annotated[
         "--replace",
         help="If it already exists, replace its whole configuration; fields not given are reset.",
     ),
+]
+FromReplica = Annotated[
+    Consistency | None,
+    typer.Option("--consistency", help="With any, a replica may answer that is up to 10 s old."),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Print only payloads, one per line.")]
 

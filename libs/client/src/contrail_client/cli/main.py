@@ -11,10 +11,12 @@ import typer
 
 from contrail_client.cli.commands import (
     bench,
+    cluster,
     consumers,
     contexts,
     copying,
     events,
+    local_cluster,
     monitoring,
     publishing,
     receiving,
@@ -39,6 +41,8 @@ for module in (reports, copying):
     module.register()
 app.add_typer(streams.app, name="stream")
 app.add_typer(consumers.app, name="consumer")
+local_cluster.register(cluster.app)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(contexts.app, name="context")
 app.add_typer(monitoring.app, name="server")
 monitoring.register(app)

@@ -26,7 +26,6 @@ class Service(StrEnum):
 _ALL: Final = tuple(Service)
 _EDGE: Final = (Service.SERVE, Service.API, Service.GATEWAY)
 _DATA: Final = (Service.SERVE, Service.STORAGE)
-_SPLIT: Final = (Service.STORAGE, Service.API, Service.GATEWAY)
 _LINKED: Final = (Service.API, Service.GATEWAY)
 
 
@@ -92,8 +91,16 @@ DECLARED: Final = (
         "Port for api and gateway processes; 0 picks a free port.",
     ),
     Declared(
+        "link_port",
+        (Service.SERVE,),
+        None,
+        "PORT",
+        "Port for requests from the other nodes of a cluster.",
+        shown="any free port",
+    ),
+    Declared(
         "peers",
-        (Service.STORAGE,),
+        _DATA,
         (),
         "NAME=HOST:PORT,...",
         "Names and peer addresses of all 3 or 5 nodes of the cluster, this one included. Without "
@@ -101,11 +108,19 @@ DECLARED: Final = (
     ),
     Declared(
         "peer_port",
-        (Service.STORAGE,),
+        _DATA,
         None,
         "PORT",
         "Port for the other nodes.",
         shown="as in --peers",
+    ),
+    *(
+        Declared(name, _DATA, None, "FILE", f"File with {what}, for connections between nodes.")
+        for name, what in (
+            ("peer_cert", "the certificate of this node (PEM); it must have the name of the node"),
+            ("peer_key", "the key of the certificate (PEM)"),
+            ("peer_ca", "the authority that has signed the certificates of all nodes (PEM)"),
+        )
     ),
     Declared("data_dir", _DATA, "contrail-data", "FOLDER", "Folder for the data."),
     Declared("encryption_key", _DATA, secret=True),
@@ -124,6 +139,13 @@ DECLARED: Final = (
         "BYTES",
         "Maximum total size of all streams in memory, in bytes.",
         shown="a quarter of the machine's memory",
+    ),
+    Declared(
+        "log_tail_bytes",
+        _DATA,
+        1 << 30,
+        "BYTES",
+        "Bytes of the log that a node keeps for other nodes of its cluster that were away.",
     ),
     Declared(
         "accept_data_loss",
@@ -161,13 +183,14 @@ DECLARED: Final = (
         "HOST:PORT,...",
         "Api processes to forward all other requests to, separated by commas.",
     ),
-    Declared("cluster_secret", _SPLIT, secret=True),
+    Declared("cluster_secret", _ALL, secret=True),
     Declared(
         "cluster_secret_file",
-        _SPLIT,
+        _ALL,
         None,
         "FILE",
-        "File that contains the secret shared by all processes (or use CONTRAIL_CLUSTER_SECRET).",
+        "File that contains the secret shared by all processes (or use CONTRAIL_CLUSTER_SECRET). "
+        "While it is being changed, a second line may hold the other one.",
     ),
     Declared(
         "publish_timeout",

@@ -14,8 +14,9 @@ from contrail_client.calls import (
     json_as,
     nothing,
     path_of,
+    with_staleness,
 )
-from contrail_client.models import Range, StoredMessage
+from contrail_client.models import Consistency, Range, StoredMessage
 from contrail_client.times import Duration, Time
 
 
@@ -30,18 +31,20 @@ _range = json_as(Range)
 _ACCEPT_JSON: Final = (("Accept", JSON),)
 
 
-def get_message(stream: str, seq: int, *, shard: int | None = None) -> Call[StoredMessage]:
+def get_message(
+    stream: str, seq: int, *, shard: int | None = None, consistency: Consistency | None = None
+) -> Call[StoredMessage]:
     """One message by its sequence."""
     return call(
         "GET",
         path_of("streams", stream, "messages", seq),
         _message,
-        query={"shard": shard},
+        query={"shard": shard, "consistency": consistency},
         headers=_ACCEPT_JSON,
     )
 
 
-def read_range(
+def read_range(  # noqa: PLR0913 - all of them are named
     stream: str,
     *,
     from_seq: int | str | None,
@@ -51,6 +54,7 @@ def read_range(
     max_bytes: int | None,
     wait: Duration | None,
     shard: int | None = None,
+    consistency: Consistency | None = None,
 ) -> Call[Range]:
     """Messages in order; with `wait` the server waits for the first one.
 
@@ -73,11 +77,12 @@ def read_range(
         "wait": wait,
         "shard": shard,
         "cursor": cursor,
+        "consistency": consistency,
     }
     return call(
         "GET",
         path_of("streams", stream, "messages"),
-        parse,
+        with_staleness(parse),
         query=query,
         headers=_ACCEPT_JSON,
         wait_s=LONG_POLL_S if wait else 0.0,
@@ -92,6 +97,7 @@ def last_messages(
     up_to_time: Time | None,
     token: str | None,
     shard: int | None = None,
+    consistency: Consistency | None = None,
 ) -> Call[Page[StoredMessage]]:
     """One page of the newest messages of all subjects."""
     query: dict[str, Any] = {
@@ -100,6 +106,7 @@ def last_messages(
         "up_to_time": up_to_time,
         "page_token": token,
         "shard": shard,
+        "consistency": consistency,
     }
 
     def parse(answer: Answer) -> Page[StoredMessage]:

@@ -18,6 +18,7 @@ from contrail_client.calls import (
     path_of,
     query_items,
     texts,
+    with_staleness,
 )
 from contrail_client.errors import (
     ApiProblem,
@@ -26,7 +27,7 @@ from contrail_client.errors import (
     UnexpectedAnswer,
     Unreachable,
 )
-from contrail_client.models import ReplayPlan, ReplaySplit, StoredMessage
+from contrail_client.models import Consistency, ReplayPlan, ReplaySplit, StoredMessage
 from contrail_client.times import Time
 
 _plan = json_as(ReplayPlan)
@@ -36,7 +37,8 @@ _plan = json_as(ReplayPlan)
 class Bounds:
     """The range of a stream to replay; None sets no bound.
 
-    In a stream with several shards, sequences need a `shard`.
+    In a stream with several shards, sequences need a `shard`. With `consistency="any"`, each part
+    may be read from another replica; one that has not all of it is asked again later.
     """
 
     from_seq: int | None = None
@@ -45,6 +47,7 @@ class Bounds:
     end_time: Time | None = None
     subject: str | None = None
     shard: int | None = None
+    consistency: Consistency | None = None
 
 
 def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
@@ -57,6 +60,7 @@ def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
         "end_time": bounds.end_time,
         "subject": bounds.subject,
         "shard": bounds.shard,
+        "consistency": bounds.consistency,
     }
 
     def complete(found: ReplayPlan) -> ReplayPlan:
@@ -66,6 +70,7 @@ def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
                 stream=found.stream,
                 incarnation=found.incarnation,
                 subject=bounds.subject,
+                consistency=bounds.consistency,
             )
             for split in found.splits
         )
@@ -74,7 +79,7 @@ def plan(stream: str, bounds: Bounds, *, splits: int) -> Call[ReplayPlan]:
     return call(
         "GET",
         path_of("streams", stream, "replay", "plan"),
-        lambda answer: complete(_plan(answer)),
+        with_staleness(lambda answer: complete(_plan(answer))),
         query=query,
     )
 
@@ -192,6 +197,7 @@ def _request(split: ReplaySplit, accept: str, columns: Sequence[str]) -> Request
         "subject": split.subject,
         "incarnation": split.incarnation or None,
         "columns": ",".join(texts(columns)) or None,
+        "consistency": split.consistency,
     }
     path = path_of("streams", split.stream, "replay")
     return Request("GET", path, query_items(query), (("Accept", accept),))

@@ -20,13 +20,18 @@ from contrail_client.calls import (
     precondition,
     query_items,
     with_etag,
+    with_staleness,
 )
 from contrail_client.configs import StreamConfig
-from contrail_client.models import StreamInfo, SubjectCount
+from contrail_client.models import Consistency, StreamInfo, SubjectCount
 
 
 class _Purged(msgspec.Struct):
     purged: int
+
+
+class _SteppedDown(msgspec.Struct):
+    leader: str
 
 
 _info = with_etag(json_as(StreamInfo))
@@ -34,6 +39,7 @@ _page = json_as(Page[StreamInfo])
 _subjects = json_as(Page[SubjectCount])
 _deleted = json_as(Page[tuple[int, int]])
 _purged = json_as(_Purged)
+_stepped_down = json_as(_SteppedDown)
 
 
 def create(name: str, config: StreamConfig) -> Call[StreamInfo]:
@@ -58,9 +64,10 @@ def update(name: str, changes: Mapping[str, Any], *, if_match: str | None) -> Ca
     return call("PATCH", path_of("streams", name), _info, json=changes, headers=headers)
 
 
-def get(name: str) -> Call[StreamInfo]:
+def get(name: str, *, consistency: Consistency | None = None) -> Call[StreamInfo]:
     """The configuration and state of a stream."""
-    return call("GET", path_of("streams", name), _info)
+    query = {"consistency": consistency}
+    return call("GET", path_of("streams", name), with_staleness(_info), query=query)
 
 
 def page(
@@ -72,24 +79,44 @@ def page(
 
 
 def subjects(
-    name: str, *, subject: str | None, limit: int | None, token: str | None
+    name: str,
+    *,
+    subject: str | None,
+    limit: int | None,
+    token: str | None,
+    consistency: Consistency | None = None,
 ) -> Call[Page[SubjectCount]]:
     """One page of the subjects that have messages."""
-    query = {"filter": subject, "limit": limit, "page_token": token}
+    query = {
+        "filter": subject,
+        "limit": limit,
+        "page_token": token,
+        "consistency": consistency,
+    }
     return call("GET", path_of("streams", name, "subjects"), _subjects, query=query)
 
 
 def deleted(
-    name: str, *, token: str | None, shard: int | None = None
+    name: str,
+    *,
+    token: str | None,
+    shard: int | None = None,
+    consistency: Consistency | None = None,
 ) -> Call[Page[tuple[int, int]]]:
     """One page of the deleted sequences: the first and last of each run."""
-    query = {"page_token": token, "shard": shard}
+    query = {"page_token": token, "shard": shard, "consistency": consistency}
     return call("GET", path_of("streams", name, "deleted"), _deleted, query=query)
 
 
 def seal(name: str) -> Call[StreamInfo]:
     """Make the stream read-only for good."""
     return call("POST", path_of("streams", name, "seal"), _info)
+
+
+def step_down(name: str, *, preferred: str | None) -> Call[str]:
+    """Make another node the leader of the stream; returns its name."""
+    path = path_of("streams", name, "leader", "stepdown")
+    return call("POST", path, _leader, json=given(preferred=preferred))
 
 
 def delete(name: str) -> Call[None]:
@@ -120,6 +147,10 @@ def restore(name: str) -> Call[StreamInfo]:
     """Create a stream from an archive, which is the body of the request."""
     headers = (("Content-Type", SNAPSHOT),)
     return call("PUT", path_of("streams", name, "restore"), _info, headers=headers)
+
+
+def _leader(answer: Answer) -> str:
+    return _stepped_down(answer).leader
 
 
 def _purged_count(answer: Answer) -> int:

@@ -1,5 +1,6 @@
 """Settings of the public HTTP edge: permitted callers, and the limits on memory and time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,11 +13,11 @@ LOOPBACK_HOSTS: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 class EdgeSettings:
     """How an edge process serves; sizes in bytes, times in seconds.
 
-    The first of ``ack_keys`` signs ack tokens, and all verify them. To rotate keys, put the new one
-    first. ``token`` is the bootstrap bearer token; without it the server must be bound to loopback.
-    ``allowed_hosts`` are names without a port. ``allowed_origins`` are full origins, in addition to
-    those on allowed hosts. If ``fast_lane`` is off, FastAPI serves all routes. ``access_log``
-    writes a line for each request.
+    The first of ``ack_keys`` signs ack tokens, and all verify them. They may be changed in place;
+    to rotate keys, put the new one first. ``token`` is the bootstrap bearer token; without it the
+    server must be bound to loopback. ``allowed_hosts`` are names without a port.
+    ``allowed_origins`` are full origins, in addition to those on allowed hosts. If ``fast_lane`` is
+    off, FastAPI serves all routes. ``access_log`` writes a line for each request.
 
     ``unread_bytes_max`` applies to one socket, ``unread_bytes_of_all_max`` to all connections
     together. ``unproven_frame_bytes_max`` applies to messages of a socket before it has sent its
@@ -26,7 +27,7 @@ class EdgeSettings:
     ``body_window_bytes_min`` bytes, or its end, arrive in each ``body_window_s``.
     """
 
-    ack_keys: tuple[bytes, ...]
+    ack_keys: Sequence[bytes]
     account: str = "default"
     node: str = "n1"
     token: str | None = None

@@ -4,8 +4,8 @@
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -148,6 +148,46 @@ def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
             return _invalid("ttl", f"differs from the header {name}")
         headers = {**(headers or {}), name: asked}
     return checked(PublishMessage(item.subject, headers, payload), payload_bytes_max)
+
+
+class PlainItem(Protocol):
+    """A message to publish that has at most an id."""
+
+    @property
+    def subject(self) -> str:
+        """Subject of the message."""
+        ...
+
+    @property
+    def data(self) -> str | bytes:
+        """Payload."""
+        ...
+
+    @property
+    def msg_id(self) -> str | None:
+        """Message id."""
+        ...
+
+
+def plain_messages(
+    items: Sequence[PlainItem], payload_bytes_max: int
+) -> list[PublishMessage] | None:
+    """Return the messages of ``items``, as :func:`candidate` does; None if one is refused."""
+    found: list[PublishMessage] = []
+    for item in items:
+        payload, message_id = item.data, item.msg_id
+        if isinstance(payload, str):
+            payload = payload.encode()
+        headers = None if message_id is None else {model.MSG_ID: [message_id]}
+        message = PublishMessage(item.subject, headers, payload)
+        if headers and checked(message, payload_bytes_max) is not message:
+            return None
+        if len(payload) > payload_bytes_max:
+            return None
+        found.append(message)
+    if any(map(subject_problem, {message.subject for message in found})):
+        return None
+    return found
 
 
 def with_control(

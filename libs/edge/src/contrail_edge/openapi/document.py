@@ -39,6 +39,7 @@ _TAGS: Final[Mapping[str, str]] = {
     "delivery": "Pull messages from a consumer and acknowledge them.",
     "replay": "Read large ranges of messages in bulk.",
     "events": "Listen to events about streams, consumers and deliveries.",
+    "cluster": "Storage nodes, and the groups that they form.",
     "service": "Health and metrics of the server.",
 }
 

@@ -25,6 +25,8 @@ _LONG: Final = 127
 _HEAD_BYTES: Final = {_MEDIUM: 4, _LONG: 10}
 """Bytes of a head without its mask, by length code; all other heads have two."""
 _MASK_BYTES: Final = 4
+TOGETHER_MAX: Final = 64
+"""Messages of a run: handling them is one step of the socket."""
 _ALL: Final = 1 << 64
 """More bytes than a connection can ever receive."""
 _OPCODES: Final = frozenset(map(int, Opcode))
@@ -42,8 +44,8 @@ class FrameReader:
         self._begun = b""
         self._missing = 0  # bytes until the end of the frame that the library is reading
 
-    def read(self, data: bytes) -> Iterator[bytes | Frame]:
-        """Yield plain messages and the library's frames that ``data`` completes.
+    def read(self, data: bytes) -> Iterator[list[bytes] | Frame]:
+        """Yield the plain messages that ``data`` completes, in runs, and the library's frames.
 
         Never raises: a violation of the protocol is in ``parser_exc`` of the library.
         """
@@ -52,14 +54,14 @@ class FrameReader:
         at, end = 0, len(data)
         while at < end:
             if not self._missing:
+                messages, at = self._plain_run(data, at)
+                if messages:
+                    yield messages
+                    continue
                 body, size = self._frame_at(data, at)
                 if not body:
                     self._begun = data[at:]
                     return
-                if body + size <= end and self._is_plain(data[at], size):
-                    yield apply_mask(data[body : body + size], data[body - _MASK_BYTES : body])
-                    at = body + size
-                    continue
                 self._missing = body + size - at
             taken = min(self._missing, end - at)
             self._missing -= taken
@@ -67,6 +69,28 @@ class FrameReader:
             at += taken
             for event in self._wire.events_received():
                 yield cast(Frame, event)
+
+    def _plain_run(self, data: bytes, at: int) -> tuple[list[bytes], int]:
+        """Return the plain messages from ``at`` on, at most TOGETHER_MAX, and where they end."""
+        # The library has to see, in order to refuse it, each frame that is too large, comes between
+        # the fragments of another message, or follows a close frame.
+        wire, plain, end = self._wire, self._plain, len(data)
+        size_max = wire.max_message_size
+        assert size_max is not None
+        found: list[bytes] = []
+        if wire.current_size is not None or wire.state is not State.OPEN:
+            return found, at
+        while at + 1 < end and data[at] == plain and len(found) < TOGETHER_MAX:
+            size = data[at + 1] - MASKED  # not above 125 without a mask, either
+            body = at + 2 + _MASK_BYTES
+            if size >= _MEDIUM:
+                head = at + _HEAD_BYTES[size]
+                body, size = head + _MASK_BYTES, int.from_bytes(data[at + 2 : head])
+            if not 0 <= size <= size_max or body + size > end:
+                break
+            found.append(apply_mask(data[body : body + size], data[body - _MASK_BYTES : body]))
+            at = body + size
+        return found, at
 
     def _frame_at(self, data: bytes, at: int) -> tuple[int, int]:
         """Return start (0: not known yet) and size of the content of the frame at ``at``."""
@@ -85,15 +109,3 @@ class FrameReader:
         if size >= _MEDIUM:
             size = int.from_bytes(data[at + 2 : head])
         return head + _MASK_BYTES, size
-
-    def _is_plain(self, first: int, size: int) -> bool:
-        # The library has to see, in order to refuse it, each frame that is too large, comes between
-        # the fragments of another message, or follows a close frame.
-        wire = self._wire
-        assert wire.max_message_size is not None
-        return (
-            first == self._plain
-            and size <= wire.max_message_size
-            and wire.current_size is None
-            and wire.state is State.OPEN
-        )

@@ -7,7 +7,7 @@ into one write, which costs about a thirtieth of one write per frame.
 
 import asyncio
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, Protocol
@@ -39,6 +39,10 @@ _UNREAD_LINGER_S: Final = 15.0
 _SHORT: Final = 126
 _MEDIUM: Final = 1 << 16
 
+_SHORT_HEADS: Final = {
+    opcode: [bytes((FINAL | opcode, length)) for length in range(_SHORT)] for opcode in Opcode
+}
+
 
 class CloseCode(IntEnum):
     """Why a socket is closed. Clients reconnect after codes below 4500, but not after others."""
@@ -62,6 +66,13 @@ class SocketHandler(Protocol):
         """Handle a complete message; its frames are of the sub-protocol's kind.
 
         Returned steps are the rest of the work. The socket runs them before the next message.
+        """
+        ...
+
+    def received_together(self, messages: list[bytes]) -> bool:
+        """Handle a run of messages at once if they are of a frequent kind; False if they are not.
+
+        Then nothing is done, and each of them is handed to ``received``.
         """
         ...
 
@@ -105,9 +116,9 @@ class SocketEndpoint(Protocol):
 
 def frame_head(opcode: Opcode, length: int) -> bytes:
     """Return the head of an unfragmented, unmasked frame (RFC 6455, 5.2)."""
-    first = FINAL | opcode
     if length < _SHORT:
-        return bytes((first, length))
+        return _SHORT_HEADS[opcode][length]
+    first = FINAL | opcode
     if length < _MEDIUM:
         return struct.pack("!BBH", first, 126, length)
     return struct.pack("!BBQ", first, 127, length)
@@ -271,17 +282,27 @@ class EdgeSocket(asyncio.Protocol):
 
     def _steps(self, data: bytes) -> Steps[None]:
         for received in self._frames.read(data):
-            message = self._take(received) if isinstance(received, Frame) else received
-            if message is None or self._ended:
+            messages = self._taken(received) if isinstance(received, Frame) else received
+            if self._received_together(messages):
+                yield
                 continue
-            self._counts.frames_in += 1
-            left = self._handler.received(message)
-            if left is not None:
-                # The message stays in memory until the work is done, so it still counts.
-                self._working_bytes = len(message)
-                yield from left
-                self._working_bytes = 0
-            yield
+            for message in messages:
+                if self._ended:
+                    break
+                self._counts.frames_in += 1
+                left = self._handler.received(message)
+                if left is not None:
+                    # The message stays in memory until the work is done, so it still counts.
+                    self._working_bytes = len(message)
+                    yield from left
+                    self._working_bytes = 0
+                yield
+
+    def _received_together(self, messages: list[bytes]) -> bool:
+        if len(messages) <= 1 or self._ended or not self._handler.received_together(messages):
+            return False
+        self._counts.frames_in += len(messages)
+        return True
 
     def _go_on(self) -> None:
         """Work until everything is done or the turn is over."""
@@ -332,29 +353,29 @@ class EdgeSocket(asyncio.Protocol):
         """Close, as RFC 6455 has no half-open sockets; in a later pass if thousands end at once."""
         return self._state.turns.close(self._transport)
 
-    def _take(self, frame: Frame) -> bytes | None:
-        """Return the message that ``frame`` completes, or None."""
+    def _taken(self, frame: Frame) -> list[bytes]:
+        """Return the message that ``frame`` completes, if it does."""
         if self._ended:
-            return None
+            return []
         opcode, data = frame.opcode, bytes(frame.data)
         if opcode is Opcode.CONT:
             assert self._fragments is not None
             self._fragments += data
             if frame.fin:
                 whole, self._fragments = bytes(self._fragments), None
-                return whole
+                return [whole]
         elif opcode is Opcode.TEXT or opcode is Opcode.BINARY:
             if opcode is not self._opcode:
                 kind = "text" if self._opcode is Opcode.TEXT else "binary"
                 self.close(CloseCode.PROTOCOL_ERROR, f"this sub-protocol only uses {kind} frames")
             elif frame.fin:
-                return data
+                return [data]
             else:
                 self._fragments = bytearray(data)
         elif opcode is Opcode.CLOSE:
             assert self._wire.close_rcvd is not None
             self._end(self._wire.close_rcvd.code)
-        return None
+        return []
 
     def _answer(self, answers: list[bytes]) -> None:
         """Send pongs, or the answer to a close frame, after which the connection ends."""
@@ -421,18 +442,21 @@ class EdgeSocket(asyncio.Protocol):
     # Writing -------------------------------------------------------------------------------------
     def send(self, message: bytes) -> None:
         """Send a message. Bytes that the peer leaves unread count against its budget."""
+        self.send_all((message,))
+
+    def send_all(self, messages: Sequence[bytes]) -> None:
+        """Send messages, as :meth:`send` does each. Together they must be short."""
         if self._ended:
             return
-        self._counts.frames_out += 1
-        self._put([frame_head(self._opcode, len(message)), message])
+        self._counts.frames_out += len(messages)
+        opcode = self._opcode
+        parts: list[bytes] = []
+        for message in messages:
+            parts += frame_head(opcode, len(message)), message
+        self._put(parts)
         # A long queue would be joined in one step, and would be invisible to `unread_bytes_max`.
         if self._queued > _PACED_BYTES:
             self._flush()
-
-    def send_all(self, messages: Iterable[bytes]) -> None:
-        """Send messages, as :meth:`send` does each."""
-        for message in messages:
-            self.send(message)
 
     def _put(self, parts: list[bytes]) -> None:
         self._queue += parts

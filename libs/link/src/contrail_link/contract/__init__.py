@@ -14,11 +14,14 @@ the refusal is ``NOT_LEADER``.
 from typing import Protocol
 
 from contrail_link.contract.admin import AdminLink
+from contrail_link.contract.cluster import ClusterLink
 from contrail_link.contract.consume import ConsumeLink
 from contrail_link.contract.publish import PublishLink
 from contrail_link.contract.read import ReadLink
 from contrail_link.contract.streams import StreamsLink
 
 
-class StorageLink(StreamsLink, PublishLink, ReadLink, ConsumeLink, AdminLink, Protocol):
+class StorageLink(
+    StreamsLink, PublishLink, ReadLink, ConsumeLink, AdminLink, ClusterLink, Protocol
+):
     """A storage node as the api and the gateway see it."""

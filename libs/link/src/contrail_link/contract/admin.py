@@ -135,8 +135,12 @@ class AdminLink(TicketUse, Protocol):
         """
         ...
 
-    def readiness(self) -> dict[str, str]:
-        """Return why each component is not ready, by name; empty if the node is ready."""
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
+        """Return why each component is not ready, by name; empty if the node is ready.
+
+        With ``strict``, a node must also be up to date in all groups that it shares with others.
+        Only a node in the same process tells that.
+        """
         ...
 
     async def metrics_text(self) -> str:

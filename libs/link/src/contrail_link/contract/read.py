@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from contrail_common.model import StoredMessage
-from contrail_link.contract.remote import REFUSE, REPEAT, leader_of, remote
+from contrail_link.contract.remote import ANY, REFUSE, REPEAT, leader_of, remote
 
 ReplayFormat = Literal["arrow", "ndjson", "msgpack"]
 Chunk = bytes | memoryview
@@ -25,6 +25,7 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     A sequence belongs to one shard. Without ``shard``, all shards are read together from ``cursor``
     on, which comes from an earlier answer ("": from ``start_time_ns`` or the first message on).
+    For ``replica``, see `ReadLink.find_replica`.
     """
 
     stream: str
@@ -36,6 +37,7 @@ class RangeRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_ns: int = 0
     shard: int | None = None
     cursor: str = ""
+    replica: str = ""
 
 
 class RangeResult(msgspec.Struct, frozen=True):
@@ -67,6 +69,7 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = 256
     token: str = ""
     shard: int | None = None
+    replica: str = ""
 
 
 class DeletedRanges(msgspec.Struct, frozen=True):
@@ -81,6 +84,16 @@ class ReadPosition(msgspec.Struct, frozen=True):
 
     last_seq: int
     applied_index: int
+
+
+class ReplicaPosition(ReadPosition, frozen=True):
+    """The position of a node's copy: see `ReadLink.find_replica`.
+
+    ``staleness_ns``: the copy has everything that was acknowledged up to that long ago.
+    """
+
+    node: str
+    staleness_ns: int
 
 
 class ReplaySplit(msgspec.Struct, frozen=True):
@@ -107,6 +120,7 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     end_time_ns: int = 0
     subject: str = ""
     shard: int | None = None
+    replica: str = ""
 
 
 class PinnedReplay(msgspec.Struct, frozen=True):
@@ -130,13 +144,27 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["contrail", "spark"] = "contrail"
     clamp: bool = False
     shard: int | None = None
+    replica: str = ""
 
 
 class ReadLink(Protocol):
-    """Reads of messages: one, a range, the last of each subject, and bulk replays."""
+    """Reads of messages: one, a range, the last of each subject, and bulk replays.
+
+    The leader of the stream reads, unless a read names a ``replica``.
+    """
+
+    @remote(51, REPEAT, to=ANY)
+    async def find_replica(self, stream: str, shard: int | None = None) -> ReplicaPosition:
+        """Find a node with a copy that is whole and recent; later reads of it are not older.
+
+        Its ``node`` is the ``replica`` of these reads. Raises NOT_READY if there is none.
+        """
+        ...
 
     @remote(9, REPEAT, to=leader_of("stream"))
-    async def get_message(self, stream: str, seq: int, shard: int | None = None) -> StoredMessage:
+    async def get_message(
+        self, stream: str, seq: int, shard: int | None = None, replica: str = ""
+    ) -> StoredMessage:
         """Return one message (STREAM_NOT_FOUND, MESSAGE_NOT_FOUND).
 
         ``shard`` is required if the stream has several, as in all methods that take sequences;
@@ -163,7 +191,12 @@ class ReadLink(Protocol):
 
     @remote(24, REPEAT, to=leader_of("stream"))
     async def deleted_ranges(
-        self, stream: str, limit: int, token: str, shard: int | None = None
+        self,
+        stream: str,
+        limit: int,
+        token: str,
+        shard: int | None = None,
+        replica: str = "",
     ) -> DeletedRanges:
         """Return a page of the deleted sequences between the first and the last message.
 
@@ -173,7 +206,7 @@ class ReadLink(Protocol):
 
     @remote(25, REPEAT, to=leader_of("stream"))
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
-        """Return the position of the answering replica; later reads from it are not older.
+        """Return the position of the leader; later reads are not older.
 
         For several shards together, it is the highest sequence.
         """
@@ -181,7 +214,7 @@ class ReadLink(Protocol):
 
     @remote(12, REPEAT, to=leader_of("stream"))
     async def subject_counts(
-        self, stream: str, subject: str, limit: int, token: str
+        self, stream: str, subject: str, limit: int, token: str, replica: str = ""
     ) -> tuple[list[tuple[str, int]], str | None]:
         """Return a page of (subject, messages) of matching subjects, in byte order."""
         ...

@@ -34,8 +34,11 @@ class StreamsLink(Protocol):
         ...
 
     @remote(2, REPEAT, to=leader_of("name"))
-    async def stream_info(self, name: str) -> StreamInfo:
-        """Return the stream's configuration and state (STREAM_NOT_FOUND)."""
+    async def stream_info(self, name: str, replica: str = "") -> StreamInfo:
+        """Return the stream's configuration and state (STREAM_NOT_FOUND).
+
+        For ``replica``, see `ReadLink.find_replica`.
+        """
         ...
 
     @remote(3, REPEAT, to=ALL)
@@ -63,6 +66,15 @@ class StreamsLink(Protocol):
 
         If the stream has several shards, ``up_to_seq`` needs ``shard``, and ``keep`` needs either
         ``shard`` or a subject whose messages are all in one (INVALID_FIELD).
+        """
+        ...
+
+    @remote(60, UNKNOWN, to=leader_of("stream"))
+    async def step_down(self, stream: str, preferred: str) -> str:
+        """Make another node the leader of the stream, and return its name.
+
+        ``preferred`` must have a replica of the stream (INVALID_FIELD); "": the one that has most.
+        Raises NOT_REPLICATED; NO_FIT_PEER if the node that leads still does.
         """
         ...
 

@@ -13,9 +13,12 @@ from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
+from contrail_link.contract.cluster import NodeView
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.read import ReplicaPosition
 from contrail_link.contract.remote import Goal
 from contrail_link.contract.streams import Page
+from contrail_link.publishing import positions_by_subject
 from contrail_link.routed.leaders import Node
 from contrail_link.routed.listing import one_page, one_result, positions_of, sign_of
 from contrail_link.routed.outcomes import Kind, kind_of, may_repeat, no_leader, with_rest
@@ -29,6 +32,8 @@ from contrail_link.tcp.metrics import client_metrics, exposition
 _R = TypeVar("_R")
 AGAIN_S: Final = 5.0
 ANSWER_S: Final = 35.0
+_VIEW_S: Final = 1.0
+"""How long a node may take to say how it is."""
 
 
 class RoutedLink:
@@ -38,15 +43,22 @@ class RoutedLink:
     the request goes there, or to the others in turn. A request that was sent and lost is sent again
     only if that is safe. No request is sent again later than ``again_s`` after its begin (for a
     wait: after its end). ``answer_s`` is the longest time in which the link to a node answers.
+    ``own`` is the node of this process, if it has one: it is asked first, and its readiness is that
+    of this link. The order of ``nodes`` must be the same at all edges, since tokens refer to it.
 
     Only the methods with code of their own are written out. All others are made from their
     declarations, below the class.
     """
 
     def __init__(
-        self, nodes: Sequence[Node], again_s: float = AGAIN_S, answer_s: float = ANSWER_S
+        self,
+        nodes: Sequence[Node],
+        again_s: float = AGAIN_S,
+        answer_s: float = ANSWER_S,
+        own: Node | None = None,
     ) -> None:
-        self._finder = Finder(nodes, again_s)
+        self._finder = Finder(nodes, again_s, own)
+        self._own = own
         self._publisher = Publisher(self._finder, self.link, answer_s)
         # Requests, other than publishes, that were sent again.
         self._again = 0
@@ -81,11 +93,8 @@ class RoutedLink:
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
         """Store each message where its subject goes; each node gets its messages together."""
-        together: dict[Node, list[int]] = {}
-        for at, message in enumerate(messages):
-            node = self._publisher.node_of("", message.subject)
-            together.setdefault(node, []).append(at)
-        for node, positions in together.items():
+        of_node = positions_by_subject(messages, self._publisher.node_of)
+        for node, positions in of_node.items():
             some = [messages[at] for at in positions]
             node.link.publish_each_then(some, partial(self._answered, node, some, positions, done))
 
@@ -98,16 +107,40 @@ class RoutedLink:
         answered: list[int],
         outcome: PublishOutcome,
     ) -> None:
-        if isinstance(outcome, PublishAck):
-            subject = messages[answered[0]].subject
-            if self._publisher.leader_of("", subject) is not node:
-                self._publisher.learn(node, outcome.stream, subject)
+        if isinstance(outcome, ApiError):
+            for at in answered:
+                self._answered_none(node, messages[at], partial(done, [positions[at]]), outcome)
+            return
+        subject = messages[answered[0]].subject
+        if self._publisher.leader_of(subject) is not node:
+            self._publisher.learn(node, outcome, subject)
+        failed = [run.code for run in outcome.results if run.code]
+        if not any(kind_of(errors.from_code(code, "")) is not Kind.FINAL for code in failed):
             done([positions[at] for at in answered], outcome)
             return
-        for at in answered:
-            settle = partial(done, [positions[at]])
-            if not Publish(self._publisher, node, "", [messages[at]], settle).send_again(outcome):
-                settle(outcome)
+        # The messages were cut into several entries of the log, and some of these were lost.
+        start = 0
+        for run in outcome.results:
+            of_run = answered[start : start + run.count]
+            start += run.count
+            error = errors.from_code(run.code, run.detail) if run.code else None
+            if error is None or kind_of(error) is Kind.FINAL:
+                ack = PublishAck(outcome.stream, [run], outcome.durability)
+                done([positions[at] for at in of_run], ack)
+                continue
+            for at in of_run:
+                self._answered_none(node, messages[at], partial(done, [positions[at]]), error)
+
+    def _answered_none(
+        self,
+        node: Node,
+        message: PublishMessage,
+        done: Callable[[PublishOutcome], None],
+        error: ApiError,
+    ) -> None:
+        """Send a message again that ``node`` has not stored as far as it knows, or pass that on."""
+        if not Publish(self._publisher, node, "", [message], done).send_again(error):
+            done(error)
 
     # All nodes together --------------------------------------------------------------------------
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:
@@ -133,6 +166,41 @@ class RoutedLink:
         return one_result(
             {sign_of(name): result for name, result in found.items()}, positions, request.limit
         )
+
+    async def find_replica(self, stream: str, shard: int | None = None) -> ReplicaPosition:
+        """Find a copy: on the own node, if there is one, or else on any that answers."""
+        for node in self._finder.in_turn():
+            try:
+                return await node.link.find_replica(stream, shard)
+            except ApiError as error:
+                if kind_of(error) is Kind.FINAL:
+                    raise
+        detail = "no node that answers has a whole and recent copy of the stream"
+        raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+
+    async def _at_replica(self, name: str, method: DeclaredMethod, arguments: Any) -> Any:
+        node = self._finder.named(name)
+        if node is None:
+            detail = f"node {name} does not answer"
+            raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+        return await getattr(node.link, method.name)(*arguments)
+
+    async def node_views(self) -> list[NodeView]:
+        """Return the views of all nodes that answer in time."""
+
+        async def views(node: Node) -> list[NodeView]:
+            try:
+                async with asyncio.timeout(_VIEW_S):
+                    return await node.link.node_views()
+            except (ApiError, TimeoutError):
+                return []
+
+        answers = await asyncio.gather(*map(views, self._finder.nodes))
+        found = [view for answer in answers for view in answer]
+        if not found:
+            detail = "no storage node answers"
+            raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+        return found
 
     async def _of_all(
         self,
@@ -165,8 +233,10 @@ class RoutedLink:
             raise no_leader(refusal)
         return found
 
-    def readiness(self) -> dict[str, str]:
-        """Return why no node is ready; empty if one is."""
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
+        """Return why the own node is not ready, or without one, why none is; empty otherwise."""
+        if self._own is not None:
+            return self._own.link.readiness(strict=strict)
         reasons: dict[str, str] = {}
         for at, node in enumerate(self._finder.nodes, 1):
             one = node.link.readiness()
@@ -246,6 +316,9 @@ def _forward(method: DeclaredMethod) -> Callable[..., Any]:
         arguments = method.in_order(args, kwargs)
         if method.route.goal is Goal.TOKEN:
             return await self._at_token(method, arguments)
+        replica = method.replica(arguments)
+        if replica:
+            return await self._at_replica(replica, method, arguments)
         return await self._ask(method, arguments, self._search(method, arguments))
 
     return forward

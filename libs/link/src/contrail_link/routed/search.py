@@ -8,6 +8,7 @@ from typing import Any, Final
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_link.contract.remote import Goal
+from contrail_link.routed.layouts import of_key
 from contrail_link.routed.leaders import Learned, Node
 from contrail_link.routed.outcomes import Kind, kind_of, no_leader
 
@@ -36,13 +37,17 @@ class Pauses:
 class Finder:
     """Finds leaders. All fields belong to the event loop."""
 
-    def __init__(self, nodes: Sequence[Node], again_s: float) -> None:
+    def __init__(self, nodes: Sequence[Node], again_s: float, own: Node | None = None) -> None:
         self.nodes = list(nodes)
         self.again_s = again_s
         self.leaders: Learned[Node] = Learned()
-        """By name of the stream; "" is the meta group."""
+        """By key (`layouts.key_of`) of a stream or one of its shards; "" is the meta group."""
         # Index of the node for requests without a known leader. It moves on when that node fails.
-        self._first = 0
+        self._first = 0 if own is None else self.nodes.index(own)
+        # The node of this process, if it has one.
+        self._own = own
+        # Index of the node that was first in the last `in_turn`.
+        self._turn = 0
         # Running searches by stream, each shared by all requests for the stream.
         self._searches: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_SEARCHES_MAX)
@@ -55,6 +60,13 @@ class Finder:
     def named(self, name: str) -> Node | None:
         """Return the node with this name."""
         return next((one for one in self.nodes if name and one.name == name), None)
+
+    def in_turn(self) -> list[Node]:
+        """Return all nodes: the own first or, without one, beginning with another each time."""
+        if self._own is not None:
+            return sorted(self.nodes, key=lambda node: node is not self._own)
+        self._turn = (self._turn + 1) % len(self.nodes)
+        return self.nodes[self._turn :] + self.nodes[: self._turn]
 
     def other(self, asked: set[Node]) -> Node | None:
         """Return a node that was not asked yet, and prefer it from now on."""
@@ -162,7 +174,9 @@ class Search:
             if node is None or node in self._asked:
                 node = await self._search()
             if node is None:
-                raise no_leader(error)
+                # No node leads the stream, whatever the one said that was asked first.
+                led = self._goal is not Goal.LEADER
+                raise no_leader(error if led else ApiError(errors.NOT_LEADER))
         self.node = node
 
     async def _search(self) -> Node | None:
@@ -194,10 +208,10 @@ class Search:
             self._finder.leaders.note(self.key, self.node)
 
 
-async def _leads(node: Node, stream: str) -> bool | None:
+async def _leads(node: Node, key: str) -> bool | None:
     """Return True if a node reads the stream as its leader, False if it refuses for good."""
     try:
-        await node.link.read_position(stream)
+        await node.link.read_position(*of_key(key))
     except ApiError as error:
         return False if kind_of(error) is Kind.FINAL else None
     return True

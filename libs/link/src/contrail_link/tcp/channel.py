@@ -5,7 +5,8 @@ import itertools
 import math
 import random
 import secrets
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,7 @@ from contrail_common.errors import ApiError
 from contrail_common.timings import Timings
 from contrail_link.contract.remote import UNKNOWN
 from contrail_link.request_context import current_context
-from contrail_link.tcp import frames
+from contrail_link.tcp import encryption, frames
 from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.frames import Frame, FrameError
 from contrail_link.tcp.handshake import NONCE_BYTES, ClientHandshake, HandshakeError
@@ -37,6 +38,8 @@ Late = Callable[[memoryview], None]
 """Gets the result of a request that was cancelled too late."""
 
 Address = tuple[str, int]
+Locate = Callable[[], Awaitable[Address]]
+"""Returns the address of a storage process before each attempt to connect. Raises OSError."""
 
 
 class LinkLostError(Exception):
@@ -107,13 +110,13 @@ class _Pending:
 
 
 class Channel:
-    """A connection to the storage process at ``address``.
+    """A connection to the storage process that ``locate`` finds.
 
     Requests are refused with NOT_READY without a connection, and with OVERLOADED at the limits.
     All fields belong to the event loop.
     """
 
-    def __init__(self, address: Address, key: bytes, limits: LinkLimits) -> None:
+    def __init__(self, locate: Locate, keys: Sequence[bytes], limits: LinkLimits) -> None:
         self.limits = limits
         self.losses = 0
         self.timings: dict[str, Timings] = {}
@@ -126,10 +129,16 @@ class Channel:
         """Name of the node; "" until it was connected, or if it does not say its name."""
         self.why = _NOT_YET
         """Why there is no connection; meaningless while there is one."""
-        # Host and port of the storage process.
-        self._address = address
-        # The cluster secret, for the handshake.
-        self._key = key
+        # Finds the storage process.
+        self._locate = locate
+        # Host and port of the last attempt, for logs.
+        self._where = ""
+        # The keys for the handshake, the current one first. They may be changed in place.
+        self._keys = keys
+        # For storage on another machine.
+        self._tls = encryption.client_context()
+        # Number of handshakes that failed since the last connection: each tries the next key.
+        self._refused = 0
         # Source of request numbers. `_next_number` skips 0 and those in use.
         self._numbers = itertools.count(1)
         # Requests without an answer by number, and streams that have not ended.
@@ -191,24 +200,26 @@ class Channel:
         backoff_s = limits.backoff_min_s
         while not self._closed:
             try:
-                await self._serve(await self._connect())
+                connection = await self._connect()
+                self._refused = 0
+                await self._serve(connection)
                 backoff_s = limits.backoff_min_s
             except (OSError, TimeoutError, HandshakeError) as error:
-                host, port = self._address
-                reason = f"{host}:{port}: {str(error) or 'no answer in time'}"
+                reason = f"{self._where}{str(error) or 'no answer in time'}"
                 if reason != self.why:
                     _log.warning("link_down", reason=reason)
                 self.why = reason
+                self._refused += isinstance(error, HandshakeError)
             # Keep clients that lost the same server from coming back all at the same moment.
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, limits.backoff_max_s)
 
     async def _connect(self) -> "ClientConnection":
         async with asyncio.timeout(self.limits.connect_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: ClientConnection(self, ClientHandshake(self._key, _nonce())),
-                *self._address,
-            )
+            host, port = await self._locate()
+            self._where = f"{host}:{port}: "
+            key = self._keys[self._refused % len(self._keys)]
+            connection = await self._open(host, port, key)
             try:
                 # Done with the first pulse, after both ends have proved that they know the secret.
                 await connection.opened
@@ -216,6 +227,24 @@ class Channel:
                 connection.fail("gave up")
                 raise
         return connection
+
+    async def _open(self, host: str, port: int, key: bytes) -> "ClientConnection":
+        loop = asyncio.get_running_loop()
+        failure = OSError(f"{host} has no address")
+        for *_, where in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            context = None if encryption.is_loopback(str(where[0])) else self._tls
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: ClientConnection(self, ClientHandshake(key, _nonce())),
+                    str(where[0]),
+                    port,
+                    ssl=context,
+                )
+            except OSError as error:
+                failure = error
+            else:
+                return connection
+        raise failure
 
     async def _serve(self, connection: "ClientConnection") -> None:
         self._connection = connection
@@ -419,6 +448,11 @@ class ClientConnection(FramedConnection):
         self.now: Callable[[], float] = loop.time
         self._channel = channel
         self._hello = handshake
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake over what TLS has shown."""
+        self._hello.certificate = encryption.shown_digest(transport.get_extra_info("ssl_object"))
+        super().connection_made(transport)
 
     def on_open(self) -> None:
         """Do nothing: the connection is open only with the first frame."""

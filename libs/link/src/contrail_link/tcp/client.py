@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial, wraps
 from typing import Any, Final, TypeVar, cast
 
@@ -22,7 +22,7 @@ from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from contrail_link.contract.publish import PublishContent, PublishOutcome, is_repeatable
 from contrail_link.contract.remote import OnLoss
 from contrail_link.tcp import methods
-from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError
+from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError, Locate
 from contrail_link.tcp.limits import LinkLimits
 from contrail_link.tcp.methods import DeclaredMethod, Method, encode
 from contrail_link.tcp.metrics import client_metrics, exposition
@@ -44,10 +44,13 @@ class RemoteLink:
     is no connection, all requests are refused with NOT_READY.
     """
 
-    def __init__(self, address: Address, key: bytes, limits: LinkLimits | None = None) -> None:
+    def __init__(
+        self, where: Address | Locate, keys: Sequence[bytes], limits: LinkLimits | None = None
+    ) -> None:
         self.limits = limits or LinkLimits()
-        self._calls = Channel(address, key, self.limits)
-        self._streams = Channel(address, key, self.limits)
+        locate = where if callable(where) else _always(where)
+        self._calls = Channel(locate, keys, self.limits)
+        self._streams = Channel(locate, keys, self.limits)
         # Whether requests are given up before the connection: see `LinkLimits.doubt_s`.
         self._doubts = math.isfinite(self.limits.doubt_s)
 
@@ -99,13 +102,13 @@ class RemoteLink:
     def publish_each_then(
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
-        """Store each message where its subject goes; storage joins what came together."""
-        for at, message in enumerate(messages):
-            settle = partial(done, [at])
-            try:
-                self.publish_then("", [message], settle)
-            except ApiError as error:
-                settle(error)
+        """Store each message where its subject goes, all with one request."""
+        caller = _PublishEach(messages, done, self._doubts)
+        body = encode((messages,))
+        try:
+            self._calls.post(methods.PUBLISH_EACH, body, self.limits.call_s, caller, caller)
+        except ApiError as error:
+            caller.failed(error)
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""
@@ -123,7 +126,7 @@ class RemoteLink:
             with contextlib.suppress(ApiError):
                 self._calls.post(methods.ACKNOWLEDGE, arguments, self.limits.call_s, _Nobody())
 
-    def readiness(self) -> dict[str, str]:
+    def readiness(self, *, strict: bool = False) -> dict[str, str]:
         """Return why the link or storage is not ready; storage reports once a second."""
         # Either connection may be lost alone, and its methods with it.
         for channel in (self._calls, self._streams):
@@ -205,6 +208,13 @@ def _forward(method: DeclaredMethod) -> Callable[..., Any]:
 for _method in methods.DECLARED:
     if not hasattr(RemoteLink, _method.name):
         setattr(RemoteLink, _method.name, _forward(_method))
+
+
+def _always(address: Address) -> Locate:
+    async def locate() -> Address:
+        return address
+
+    return locate
 
 
 def _now_s() -> float:
@@ -293,6 +303,57 @@ class _Publish:
         if isinstance(error, LinkLostError):
             error = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
         self._done(error)
+
+
+class _PublishEach:
+    """Messages whose outcomes arrive in parts; a message without one has got none yet."""
+
+    __slots__ = ("_done", "_doubts", "_messages", "_waiting")
+
+    def __init__(
+        self,
+        messages: Sequence[PublishMessage],
+        done: Callable[[list[int], PublishOutcome], None],
+        doubts: bool,
+    ) -> None:
+        self._messages = messages
+        self._done = done
+        self._doubts = doubts
+        # Positions without an outcome, in order.
+        self._waiting = list(range(len(messages)))
+
+    def may_repeat(self) -> bool:
+        return self._doubts and is_repeatable([self._messages[at] for at in self._waiting])
+
+    def answered(self, body: memoryview) -> None:
+        """Do nothing: storage sends outcomes only."""
+
+    def chunk(self, piece: memoryview) -> None:
+        if not self._waiting:
+            return  # it has failed before
+        try:
+            found = methods.PUBLISH_EACH.result.decode(piece)
+        except msgspec.DecodeError as error:
+            # Storage of another version has answered. It may well have stored the messages.
+            self.failed(ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}"))
+            return
+        positions = found.positions
+        if positions == self._waiting:
+            self._waiting = []
+        else:
+            answered = set(positions)
+            self._waiting = [at for at in self._waiting if at not in answered]
+        self._done(positions, found.outcome)
+
+    def ended(self) -> None:
+        """Do nothing: every message has its outcome."""
+
+    def failed(self, error: ApiError | LinkLostError) -> None:
+        if isinstance(error, LinkLostError):
+            error = ApiError(errors.OUTCOME_UNKNOWN, f"storage link: {error}")
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._done(waiting, error)
 
 
 class ChunkStream(AsyncIterator[bytes]):

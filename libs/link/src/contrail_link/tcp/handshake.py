@@ -3,19 +3,23 @@
 ::
 
     server -> client   magic | server's nonce
-    client -> server   magic | client's nonce | HMAC-SHA256(key, "client" | both nonces)
-    server -> client   HMAC-SHA256(key, "server" | both nonces)
+    client -> server   magic | client's nonce | HMAC-SHA256(key, "client" | both nonces | digest)
+    server -> client   HMAC-SHA256(key, "server" | both nonces | digest)
 
 Each nonce is used once, so an overheard proof is worthless. The two labels differ, so a proof
-cannot be reflected to its sender. The frames that follow are neither encrypted nor authenticated:
-use a tunnel on a network where others can read or change packets.
+cannot be reflected to its sender. The digest is that of the server's TLS certificate, and empty on
+loopback, where the link is not encrypted: a man in the middle has another certificate.
 """
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Final
 
-MAGIC: Final = b"CTRLNK\x00\x01"
+_NAME: Final = b"CTRLNK\x00"
+_VERSION: Final = 2
+"""Of everything that is sent on the link. Release 0.2 spoke 1."""
+MAGIC: Final = _NAME + bytes([_VERSION])
 NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _CLIENT: Final = b"contrail link: client"
@@ -36,8 +40,9 @@ class Handshake:
 
     _magic_checked = False
 
-    def __init__(self, key: bytes, nonce: bytes, awaited_bytes: int) -> None:
-        self._key = key
+    def __init__(self, nonce: bytes, awaited_bytes: int) -> None:
+        self.certificate = b""
+        """The digest of the server's certificate, to be set before any bytes; empty without TLS."""
         self._nonce = nonce
         self._awaited_bytes = awaited_bytes
         # Bytes of the peer that are not handled yet; fewer than `_awaited_bytes`.
@@ -57,28 +62,32 @@ class Handshake:
             self.rest, self._read = self._read, b""
         # Fail at the first wrong byte. A stranger, such as an HTTP client, may send fewer bytes
         # than the handshake awaits, and would wait until the handshake times out.
-        elif not self._magic_checked and not MAGIC.startswith(self._read[: len(MAGIC)]):
-            raise HandshakeError("the peer does not speak this protocol")
+        elif not self._magic_checked:
+            _check_magic(self._read)
         return answer
 
     def _proceed(self, given: bytes) -> bytes:
         raise NotImplementedError
 
+    def _proof(self, key: bytes, label: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+        text = label + server_nonce + client_nonce + self.certificate
+        return hmac.digest(key, text, hashlib.sha256)
+
     def _take_magic(self, given: bytes) -> bytes:
-        if not given.startswith(MAGIC):
-            raise HandshakeError("the peer does not speak this protocol")
+        _check_magic(given)
         self._magic_checked = True
         return given[len(MAGIC) :]
 
-    def _proof(self, label: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-        return hmac.digest(self._key, label + server_nonce + client_nonce, hashlib.sha256)
-
 
 class ServerHandshake(Handshake):
-    """The server's end. It sends its proof only after it has checked that of the client."""
+    """The server's end. It sends its proof only after it has checked that of the client.
 
-    def __init__(self, key: bytes, nonce: bytes) -> None:
-        super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES + _PROOF_BYTES)
+    The client may have any of the ``keys``.
+    """
+
+    def __init__(self, keys: Sequence[bytes], nonce: bytes) -> None:
+        super().__init__(nonce, len(MAGIC) + NONCE_BYTES + _PROOF_BYTES)
+        self._keys = keys
 
     @property
     def hello(self) -> bytes:
@@ -88,19 +97,21 @@ class ServerHandshake(Handshake):
     def _proceed(self, given: bytes) -> bytes:
         given = self._take_magic(given)
         client_nonce, proof = given[:NONCE_BYTES], given[NONCE_BYTES:]
-        # In constant time, so that the time of a refusal does not show how much of a guess is
-        # right.
-        if not hmac.compare_digest(proof, self._proof(_CLIENT, self._nonce, client_nonce)):
-            raise HandshakeError("the peer has a different cluster secret")
-        self.done = True
-        return self._proof(_SERVER, self._nonce, client_nonce)
+        for key in self._keys:
+            # In constant time, so that the time of a refusal does not show how much of a guess is
+            # right.
+            if hmac.compare_digest(proof, self._proof(key, _CLIENT, self._nonce, client_nonce)):
+                self.done = True
+                return self._proof(key, _SERVER, self._nonce, client_nonce)
+        raise HandshakeError("the peer has a different cluster secret")
 
 
 class ClientHandshake(Handshake):
     """The client's end."""
 
     def __init__(self, key: bytes, nonce: bytes) -> None:
-        super().__init__(key, nonce, len(MAGIC) + NONCE_BYTES)
+        super().__init__(nonce, len(MAGIC) + NONCE_BYTES)
+        self._key = key
         self._server_nonce = b""
 
     @property
@@ -112,9 +123,23 @@ class ClientHandshake(Handshake):
         if not self._server_nonce:
             self._server_nonce = self._take_magic(given)
             self._awaited_bytes = _PROOF_BYTES
-            proof = self._proof(_CLIENT, self._server_nonce, self._nonce)
+            proof = self._proof(self._key, _CLIENT, self._server_nonce, self._nonce)
             return MAGIC + self._nonce + proof
-        if not hmac.compare_digest(given, self._proof(_SERVER, self._server_nonce, self._nonce)):
+        expected = self._proof(self._key, _SERVER, self._server_nonce, self._nonce)
+        if not hmac.compare_digest(given, expected):
             raise HandshakeError("the peer has a different cluster secret")
         self.done = True
         return b""
+
+
+def _check_magic(read: bytes) -> None:
+    """Raise HandshakeError if the bytes that the peer has sent so far do not begin with `MAGIC`."""
+    if MAGIC.startswith(read[: len(MAGIC)]):
+        return
+    if read.startswith(_NAME):
+        version = read[len(_NAME)]
+        raise HandshakeError(
+            f"the peer is of another release: it speaks version {version} of the link, and this "
+            f"process version {_VERSION}"
+        )
+    raise HandshakeError("the peer does not speak this protocol")

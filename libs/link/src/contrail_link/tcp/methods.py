@@ -7,12 +7,15 @@ from typing import Any, Final, Generic, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
+from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import AckResult, ConsumerHold, PullResult
-from contrail_link.contract.publish import PublishAck
+from contrail_link.contract.publish import PublishAck, PublishOutcome
 from contrail_link.contract.remote import UNKNOWN, Remote, declared
+from contrail_link.tcp.refusals import WireError, api_error
 
 _R = TypeVar("_R")
 
@@ -22,6 +25,23 @@ class NodeIdentity(msgspec.Struct, frozen=True):
 
     name: str = ""
 
+
+class EachOutcome(msgspec.Struct, array_like=True, frozen=True):
+    """Outcome of the messages at these positions of a request: one of the two fields is set."""
+
+    positions: list[int]
+    ack: PublishAck | None = None
+    error: WireError | None = None
+
+    @property
+    def outcome(self) -> PublishOutcome:
+        """The ack or the refusal."""
+        if self.ack is not None:
+            return self.ack
+        return ApiError(errors.INTERNAL) if self.error is None else api_error(self.error)
+
+
+_REPLICA: Final = "replica"
 
 encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -62,8 +82,15 @@ class DeclaredMethod(Method[Any]):
         _, *parameters = inspect.signature(declaration).parameters.values()
         self._signature = inspect.Signature(parameters)
         argument, _, self._key_field = remote.route.key.partition(".")
+        names = list(hints)
         # Position of the argument with the key of the route; None if it has no key.
-        self._key_at = list(hints).index(argument) if argument else None
+        self._key_at = names.index(argument) if argument else None
+        # Position of the argument that names a replica, or has a field for it; None without one.
+        self._replica_at = names.index(_REPLICA) if _REPLICA in names else None
+        self._has_field = False
+        for at, kind in enumerate(hints.values()):
+            if _REPLICA in getattr(kind, "__struct_fields__", ()):
+                self._replica_at, self._has_field = at, True
 
     def in_order(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call in the order of their declaration, with the defaults."""
@@ -73,6 +100,14 @@ class DeclaredMethod(Method[Any]):
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.args
+
+    def replica(self, arguments: Sequence[Any]) -> str:
+        """Return the name of the node that has to read its own copy, or ""."""
+        if self._replica_at is None:
+            return ""
+        found = arguments[self._replica_at]
+        name: str = found.replica if self._has_field else found
+        return name
 
     def key(self, arguments: Sequence[Any]) -> str:
         """Return the stream or token by which a request with these arguments is routed, or ""."""
@@ -96,6 +131,11 @@ PUBLISH_BATCH: Final[Method[PublishAck]] = Method(
     "publish_batch", Remote(8, UNKNOWN, None), (str, MessageBatch), PublishAck
 )
 
+# ``publish_each_then`` is answered in chunks, since each stream answers when it can.
+PUBLISH_EACH: Final[Method[EachOutcome]] = Method(
+    "publish_each", Remote(11, UNKNOWN, None), (list[PublishMessage],), EachOutcome
+)
+
 METHODS: Final[dict[int, Method[Any]]] = {
-    method.number: method for method in (*DECLARED, PUBLISH, PUBLISH_BATCH)
+    method.number: method for method in (*DECLARED, PUBLISH, PUBLISH_BATCH, PUBLISH_EACH)
 }

@@ -22,26 +22,32 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(WireError)
 
 
+def wire_error(error: ApiError) -> WireError:
+    """Return ``error`` in the form that travels."""
+    fields = [(one.pointer, one.message) for one in error.fields]
+    return WireError(
+        error.spec.name,
+        error.spec.code,
+        error.detail,
+        fields,
+        error.applied,
+        error.retry_after_s,
+        error.leader,
+    )
+
+
 def encode_error(error: ApiError) -> bytes:
     """Return ``error`` as the body of a frame."""
-    fields = [(one.pointer, one.message) for one in error.fields]
-    spec = error.spec
-    return _encoder.encode(
-        WireError(
-            spec.name,
-            spec.code,
-            error.detail,
-            fields,
-            error.applied,
-            error.retry_after_s,
-            error.leader,
-        )
-    )
+    return _encoder.encode(wire_error(error))
 
 
 def decode_error(body: bytes | memoryview) -> ApiError:
     """Return the refusal in ``body``. Raises msgspec.DecodeError if there is none."""
-    wire = _decoder.decode(body)
+    return api_error(_decoder.decode(body))
+
+
+def api_error(wire: WireError) -> ApiError:
+    """Return the refusal that arrived."""
     # The name first: variants share a code.
     spec = errors.BY_NAME.get(wire.name) or errors.REGISTRY.get(wire.code, errors.INTERNAL)
     fields = [FieldProblem(pointer, message) for pointer, message in wire.fields]

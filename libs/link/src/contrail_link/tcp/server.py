@@ -6,6 +6,7 @@ import itertools
 import math
 import secrets
 import socket
+from collections.abc import Sequence
 from typing import Any, Final
 
 import structlog
@@ -13,14 +14,16 @@ import structlog
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
 from contrail_common.texts import as_u32
 from contrail_common.timings import Timings
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
 from contrail_link.contract.read import pieces_of
 from contrail_link.request_context import RequestContext, enter_context, leave_context
-from contrail_link.tcp import frames
+from contrail_link.tcp import encryption, frames
 from contrail_link.tcp.connection import FramedConnection
+from contrail_link.tcp.encryption import ServerTls
 from contrail_link.tcp.frames import Frame, FrameError
 from contrail_link.tcp.handshake import NONCE_BYTES, ServerHandshake
 from contrail_link.tcp.limits import LinkLimits
@@ -28,24 +31,28 @@ from contrail_link.tcp.methods import (
     METHODS,
     PUBLISH,
     PUBLISH_BATCH,
+    PUBLISH_EACH,
+    EachOutcome,
     Method,
     NodeIdentity,
     encode,
 )
 from contrail_link.tcp.metrics import exposition, server_metrics
-from contrail_link.tcp.refusals import encode_error
+from contrail_link.tcp.refusals import encode_error, wire_error
 
 _log: Final = structlog.get_logger("contrail.link")
 _MS: Final = 1000.0
+_BACKLOG: Final = 128
+_NO_DESCRIPTOR_PAUSE_S: Final = 1.0
 
 
 class LinkServer:
-    """Serves ``link`` to every client that knows the key."""
+    """Serves ``link`` to every client that knows one of the keys, which may be changed in place."""
 
     def __init__(
         self,
         link: StorageLink,
-        key: bytes,
+        keys: Sequence[bytes],
         limits: LinkLimits | None = None,
         *,
         node: str = "",
@@ -53,7 +60,7 @@ class LinkServer:
     ) -> None:
         self.link = link
         self.identity = NodeIdentity(node)
-        self.key = key
+        self.keys = keys
         self.limits = limits or LinkLimits()
         self.access_log = access_log
         self.stopping = False
@@ -70,13 +77,56 @@ class LinkServer:
         # Set by `stop`, and done when no request is running.
         self._quiet: asyncio.Future[None] | None = None
         self._pulse: asyncio.Task[None]
-        self._server: asyncio.Server
+        # Encrypts connections of other machines.
+        self._tls: ServerTls | None = None
+        self._accepting: asyncio.Task[None]
+        # Accepted connections that are not made yet, because of TLS; the oldest first.
+        self._beginning: dict[asyncio.Task[None], None] = {}
 
-    async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a bound socket."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ServerConnection(self), sock=listener)
+    async def start(self, listener: socket.socket, tls: ServerTls | None = None) -> None:
+        """Accept connections on a bound socket.
+
+        Without ``tls``, connections are not encrypted: all clients must be on this machine.
+        """
+        self._tls = tls
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(listener))
         self._pulse = asyncio.create_task(self._keep_pulse())
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(listener):
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except OSError:
+                    # No file descriptor is left: the connection waits in the kernel meanwhile.
+                    await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_S)
+                    continue
+                if len(self._beginning) >= self.limits.unproven_max:
+                    # As in `admits`: strangers cannot keep clients out.
+                    next(iter(self._beginning)).cancel()
+                beginning = asyncio.create_task(self._welcome(accepted, str(address[0])))
+                self._beginning[beginning] = None
+                beginning.add_done_callback(self._beginning.pop)
+
+    async def _welcome(self, accepted: socket.socket, host: str) -> None:
+        tls = None if encryption.is_loopback(host) else self._tls
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: ServerConnection(self, b"" if tls is None else tls.digest),
+                accepted,
+                ssl=None if tls is None else tls.context,
+                ssl_handshake_timeout=None if tls is None else self.limits.handshake_s,
+            )
+        except OSError as error:
+            accepted.close()
+            self.turned_away(f"no TLS: {error}")
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, end all waits, and finish when running requests are answered.
@@ -85,8 +135,8 @@ class LinkServer:
         """
         self.stopping = True
         # No new connections and no more pulses; `leave` sends the last readiness.
-        self._server.close()
-        self._pulse.cancel()
+        for task in (self._accepting, self._pulse, *self._beginning):
+            task.cancel()
         for connection in list(self.connections):
             connection.leave()
         self._quiet = asyncio.get_running_loop().create_future()
@@ -94,7 +144,12 @@ class LinkServer:
         await asyncio.wait([self._quiet], timeout=grace_s)
         for connection in list(self.connections):
             connection.close()
-        await asyncio.gather(self._pulse, return_exceptions=True)
+        await asyncio.gather(self._accepting, self._pulse, return_exceptions=True)
+
+    @property
+    def waiting_for_tls(self) -> int:
+        """Number of accepted connections that have not begun, because of TLS."""
+        return len(self._beginning)
 
     @property
     def served(self) -> int:
@@ -221,8 +276,9 @@ class Work:
 class ServerConnection(FramedConnection):
     """The connection of one client, with its running requests."""
 
-    def __init__(self, owner: LinkServer) -> None:
-        self._hello = ServerHandshake(owner.key, secrets.token_bytes(NONCE_BYTES))
+    def __init__(self, owner: LinkServer, certificate: bytes) -> None:
+        self._hello = ServerHandshake(owner.keys, secrets.token_bytes(NONCE_BYTES))
+        self._hello.certificate = certificate
         super().__init__(self._hello, owner.limits)
         self.proven = False
         self.number = next(owner.numbers)
@@ -334,6 +390,8 @@ class ServerConnection(FramedConnection):
         try:
             if method in (PUBLISH, PUBLISH_BATCH):
                 self._run_directly(work, *arguments)
+            elif method is PUBLISH_EACH:
+                self._run_each(work, *arguments)
             else:
                 work.task = self._loop.create_task(self._run(work, arguments))
                 # Not in the task itself: a task that is cancelled before its first step never runs.
@@ -383,6 +441,27 @@ class ServerConnection(FramedConnection):
         except Exception:
             _log.exception("link_request_failed", method=work.method.name)
             done(ApiError(errors.INTERNAL))
+
+    def _run_each(self, work: Work, messages: list[PublishMessage]) -> None:
+        """Run a publish of messages that may be of several streams, which answer by themselves."""
+        waiting = len(messages)
+        if not waiting:
+            raise FrameError("a publish without messages")
+
+        def done(positions: list[int], outcome: PublishOutcome) -> None:
+            nonlocal waiting
+            if isinstance(outcome, PublishAck):
+                answer = EachOutcome(positions, outcome)
+            else:
+                work.error = outcome.spec.name
+                answer = EachOutcome(positions, error=wire_error(outcome))
+            self.send(frames.CHUNK, work.request, body=encode(answer))
+            waiting -= len(positions)
+            if not waiting:
+                self.send(frames.END, work.request)
+                self._end(work)
+
+        self._link.publish_each_then(messages, done)
 
     async def _run(self, work: Work, arguments: tuple[Any, ...]) -> None:
         try:

@@ -84,6 +84,8 @@ class EventJson(msgspec.Struct, kw_only=True):
     """Why it happened."""
     server: str | msgspec.UnsetType = msgspec.UNSET
     """Name of the node."""
+    group: int | msgspec.UnsetType = msgspec.UNSET
+    """Number of the group that the node leads, or no longer leads."""
     count: int | msgspec.UnsetType = msgspec.UNSET
     """Number of events that were missed; absent if unknown."""
 
@@ -224,6 +226,7 @@ def _to_json(advisory: Advisory) -> EventJson:
         deliveries=advisory.deliveries or msgspec.UNSET,
         reason=advisory.reason or msgspec.UNSET,
         server=advisory.server or msgspec.UNSET,
+        group=msgspec.UNSET if advisory.group is None else advisory.group,
     )
 
 

@@ -3,6 +3,7 @@
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from contrail_api.reading.parameters import (
     MESSAGE,
@@ -15,9 +16,10 @@ from contrail_api.reading.parameters import (
     check_consistency,
     check_read,
     one_shard,
-    position_headers,
+    read_as,
 )
 from contrail_common import errors
+from contrail_common.model import StoredMessage
 from contrail_common.timeunits import INT64_MAX
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.problems import invalid_field
@@ -35,7 +37,7 @@ from contrail_edge.inputs.query import (
 )
 from contrail_edge.routing import AnswerDoc, BodyDoc, Direct, Operation, Route
 from contrail_link.contract import StorageLink
-from contrail_link.contract.read import LastRequest
+from contrail_link.contract.read import DeletedRanges, LastRequest
 
 
 class LastQuery(ReadQuery):
@@ -244,10 +246,13 @@ class Listings:
             token=query.page_token,
             shard=one_shard(query.shard),
         )
-        position = await position_headers(
-            self._link, asked.stream, query.consistency, one_shard(query.shard)
+
+        async def read(replica: str) -> tuple[list[StoredMessage], str | None]:
+            return await self._link.last_messages(replace(asked, replica=replica))
+
+        (found, token), position = await read_as(
+            query.consistency, self._link, asked.stream, asked.shard, read
         )
-        found, token = await self._link.last_messages(asked)
         messages = messages_json(asked.stream, found, base64=base64)
         return json_response(200, LastMessages(messages, token), position)
 
@@ -257,10 +262,13 @@ class Listings:
         check_consistency(query.consistency)
         stream = request.path_values["stream"]
         subject = filter_parameter("filter", query.filter)
-        position = await position_headers(self._link, stream, query.consistency)
-        counts, token = await self._link.subject_counts(
-            stream, subject, query.limit, query.page_token
-        )
+
+        async def read(replica: str) -> tuple[list[tuple[str, int]], str | None]:
+            return await self._link.subject_counts(
+                stream, subject, query.limit, query.page_token, replica
+            )
+
+        (counts, token), position = await read_as(query.consistency, self._link, stream, None, read)
         items = [SubjectCount(name, messages) for name, messages in counts]
         return json_response(200, SubjectPage(items, token), position)
 
@@ -269,10 +277,12 @@ class Listings:
         query = parse_query(request.query_string, DeletedQuery)
         check_consistency(query.consistency)
         stream = request.path_values["stream"]
-        position = await position_headers(
-            self._link, stream, query.consistency, one_shard(query.shard)
-        )
-        found = await self._link.deleted_ranges(
-            stream, query.limit, query.page_token, one_shard(query.shard)
-        )
+        shard = one_shard(query.shard)
+
+        async def read(replica: str) -> DeletedRanges:
+            return await self._link.deleted_ranges(
+                stream, query.limit, query.page_token, shard, replica
+            )
+
+        found, position = await read_as(query.consistency, self._link, stream, shard, read)
         return json_response(200, DeletedPage(found.ranges, found.next_token), position)

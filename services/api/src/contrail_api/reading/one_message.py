@@ -13,7 +13,7 @@ from contrail_api.reading.parameters import (
     check_read,
     one_shard,
     path_seq,
-    position_headers,
+    read_as,
 )
 from contrail_common import errors
 from contrail_common.model import StoredMessage
@@ -138,10 +138,14 @@ class OneMessage:
         query = parse_query(request.query_string, ReadQuery)
         base64 = check_read(query)
         stream, seq = request.path_values["stream"], path_seq(request)
-        position = await position_headers(
-            self._link, stream, query.consistency, one_shard(query.shard)
-        )
-        stored = await self._link.get_message(stream, seq, one_shard(query.shard))
+        shard = one_shard(query.shard)
+
+        async def read(replica: str) -> StoredMessage:
+            return await self._link.get_message(stream, seq, shard, replica)
+
+        if query.consistency == "leader":  # the usual case
+            return stream, base64, await read(""), []
+        stored, position = await read_as(query.consistency, self._link, stream, shard, read)
         return stream, base64, stored, position
 
     async def delete(self, request: Request) -> Answer:

@@ -1,17 +1,21 @@
 """Parameters, headers and examples that several reads share."""
 
-from typing import Annotated, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from contrail_common.timeunits import INT64_MAX
+from contrail_common.errors import ApiError
+from contrail_common.timeunits import INT64_MAX, NS_PER_MS
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header
 from contrail_edge.inputs.messages import payload_form
 from contrail_edge.routing import BodyDoc, HeaderDoc
 from contrail_link.contract import StorageLink
+from contrail_link.routed.outcomes import Kind, kind_of
 
+_R = TypeVar("_R")
 STREAM_PATH: Final = "/v1/streams/{stream}"
 MESSAGES_PATH: Final = f"{STREAM_PATH}/messages"
 _SEQ_DIGITS_MAX: Final = 19
@@ -37,6 +41,12 @@ POSITION: Final = (
         "changes.",
         example="1042",
     ),
+    HeaderDoc(
+        name="Contrail-Staleness",
+        description="With `consistency=any`: the replica has everything that was acknowledged up "
+        "to so many milliseconds ago. It is at most 10,000.",
+        example="75",
+    ),
 )
 
 Payload = Annotated[
@@ -49,9 +59,11 @@ Payload = Annotated[
 Consistency = Annotated[
     str,
     msgspec.Meta(
-        description="Which replica answers: `leader` (default) or `any`. With `any`, the headers "
-        "`Nats-Last-Sequence` and `Contrail-Applied-Index` tell how up to date the "
-        "replica is.",
+        description="Which replica answers: `leader` (default) or `any`. The leader shows "
+        "everything that was acknowledged before the request. With `any` it may be a replica that "
+        "is up to 10 s behind, even if no node leads the stream; the headers "
+        "`Nats-Last-Sequence`, `Contrail-Applied-Index` and `Contrail-Staleness` tell how up to "
+        "date it is.",
         extra_json_schema={"enum": ["leader", "any"]},
     ),
 ]
@@ -100,17 +112,32 @@ def check_consistency(consistency: str) -> None:
         raise invalid_field("consistency", "must be leader or any")
 
 
-async def position_headers(
-    link: StorageLink, stream: str, consistency: str, shard: int | None = None
-) -> list[Header]:
-    """Return headers with the replica's position if ``consistency`` is ``any``.
+async def read_as(
+    consistency: str,
+    link: StorageLink,
+    stream: str,
+    shard: int | None,
+    read: Callable[[str], Awaitable[_R]],
+) -> tuple[_R, list[Header]]:
+    """Return what ``read`` returns, and headers with the position if ``consistency`` is ``any``.
 
-    Must be called before the read, so that the read is not older.
+    ``read`` gets the name of the replica to read from, or "" for the leader.
     """
     if consistency != "any":
-        return []
-    position = await link.read_position(stream, shard)
-    return [
-        (b"nats-last-sequence", b"%d" % position.last_seq),
-        (b"contrail-applied-index", b"%d" % position.applied_index),
-    ]
+        return await read(""), []
+    # The position is that of the node that reads then, and before the read, which is not older. If
+    # that node fails in between, another one may have a copy too.
+    for again in (True, False):
+        position = await link.find_replica(stream, shard)
+        try:
+            found = await read(position.node)
+        except ApiError as error:
+            if not again or kind_of(error) is Kind.FINAL:
+                raise
+        else:
+            return found, [
+                (b"nats-last-sequence", b"%d" % position.last_seq),
+                (b"contrail-applied-index", b"%d" % position.applied_index),
+                (b"contrail-staleness", b"%d" % -(-position.staleness_ns // NS_PER_MS)),
+            ]
+    raise AssertionError("the second attempt returns or raises")

@@ -12,7 +12,7 @@ from contrail_api.reading.parameters import (
     ReadQuery,
     check_read,
     one_shard,
-    position_headers,
+    read_as,
 )
 from contrail_api.reading.tail import Tail
 from contrail_common import errors
@@ -204,16 +204,23 @@ class Ranges:
             shard=one_shard(query.shard),
             cursor=query.cursor,
         )
-        position = await position_headers(
-            self._link, asked.stream, query.consistency, one_shard(query.shard)
-        )
+
+        async def open_tail(replica: str) -> Answer:
+            there = msgspec.structs.replace(asked, replica=replica)
+            return await self._tail.open(request, there, base64=base64)
+
+        async def read(replica: str) -> RangeResult:
+            there = msgspec.structs.replace(asked, replica=replica)
+            read = self._link.read_range(there)
+            # A read that does not wait needs no task, and no place among the waiting requests.
+            return await (request.while_wanted(read) if wait_ns else read)
+
+        where = query.consistency, self._link, asked.stream, asked.shard
         if form == EVENTS_TYPE:
-            events = await self._tail.open(request, asked, base64=base64)
+            events, position = await read_as(*where, open_tail)
             events.headers.extend(position)
             return events
-        read = self._link.read_range(asked)
-        # A read that does not wait needs no task, and no place among the waiting requests.
-        found = await (request.while_wanted(read) if wait_ns else read)
+        found, position = await read_as(*where, read)
         if wait_ns and not found.messages:
             return no_content(position)
         answer = _range_response(asked.stream, found, form, base64=base64)

@@ -1,10 +1,20 @@
 """Bulk replay: plan a fixed range, then read each of its splits."""
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from contrail_api.reading.parameters import BINARY, Shard, one_shard
+from contrail_api.reading.parameters import (
+    BINARY,
+    POSITION,
+    Consistency,
+    Shard,
+    check_consistency,
+    one_shard,
+    read_as,
+)
 from contrail_common import errors
 from contrail_common.timeunits import INT64_MAX
 from contrail_edge.http.problems import invalid_field
@@ -21,7 +31,14 @@ from contrail_edge.inputs.negotiation import (
 from contrail_edge.inputs.query import filter_parameter, parse_query, time_parameter
 from contrail_edge.routing import AnswerDoc, BodyDoc, Operation, Route
 from contrail_link.contract import StorageLink
-from contrail_link.contract.read import ReplayFormat, ReplayPlanRequest, ReplayRequest
+from contrail_link.contract.read import (
+    Chunk,
+    Pieces,
+    PinnedReplay,
+    ReplayFormat,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
 
 SPLITS_MAX: Final = 1024
 COLUMNS: Final = ("shard", "seq", "time", "subject", "headers", "data")
@@ -66,6 +83,7 @@ class PlanQuery(msgspec.Struct):
     ] = ""
     subject: Filter = ""
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
+    consistency: Consistency = "leader"
 
 
 class ReplayQuery(msgspec.Struct):
@@ -96,6 +114,7 @@ class ReplayQuery(msgspec.Struct):
             "answering 410."
         ),
     ] = False
+    consistency: Consistency = "leader"
 
 
 class SplitJson(msgspec.Struct):
@@ -138,6 +157,7 @@ PLAN: Final = Operation(
     answers={
         200: AnswerDoc(
             description="The splits.",
+            headers=POSITION,
             content={
                 JSON_TYPE: BodyDoc(
                     shape=PlanJson,
@@ -173,6 +193,7 @@ REPLAY: Final = Operation(
     answers={
         200: AnswerDoc(
             description="The messages.",
+            headers=POSITION,
             content={
                 ARROW_TYPE: BINARY,
             },
@@ -206,23 +227,29 @@ class Replays:
     async def plan(self, request: Request) -> Answer:
         """Return a plan: a fixed range, divided into splits."""
         query = parse_query(request.query_string, PlanQuery)
-        plan = await self._link.replay_plan(
-            ReplayPlanRequest(
-                stream=request.path_values["stream"],
-                splits=query.splits,
-                from_seq=query.from_seq,
-                to_seq=query.to_seq,
-                start_time_ns=time_parameter("start_time", query.start_time),
-                end_time_ns=time_parameter("end_time", query.end_time),
-                subject=filter_parameter("subject", query.subject),
-                shard=one_shard(query.shard),
-            )
+        check_consistency(query.consistency)
+        asked = ReplayPlanRequest(
+            stream=request.path_values["stream"],
+            splits=query.splits,
+            from_seq=query.from_seq,
+            to_seq=query.to_seq,
+            start_time_ns=time_parameter("start_time", query.start_time),
+            end_time_ns=time_parameter("end_time", query.end_time),
+            subject=filter_parameter("subject", query.subject),
+            shard=one_shard(query.shard),
+        )
+
+        async def read(replica: str) -> PinnedReplay:
+            return await self._link.replay_plan(replace(asked, replica=replica))
+
+        plan, position = await read_as(
+            query.consistency, self._link, asked.stream, asked.shard, read
         )
         splits = [
             SplitJson(one.shard, one.from_seq, one.to_seq, one.messages, one.bytes)
             for one in plan.splits
         ]
-        return json_response(200, PlanJson(plan.stream, plan.incarnation, splits))
+        return json_response(200, PlanJson(plan.stream, plan.incarnation, splits), position)
 
     async def replay(self, request: Request) -> Answer:
         """Return all messages of a range, both ends included."""
@@ -231,21 +258,27 @@ class Replays:
         # The other forms have no types, so the option would be ignored silently.
         if query.schema == "spark" and media_type != ARROW_TYPE:
             raise invalid_field("schema", "spark is only available for Arrow")
-        chunks = await self._link.replay(
-            ReplayRequest(
-                stream=request.path_values["stream"],
-                format=FORMATS[media_type],
-                from_seq=query.from_seq,
-                to_seq=query.to_seq,
-                subject=filter_parameter("subject", query.subject),
-                columns=_columns(query.columns),
-                incarnation=query.incarnation,
-                schema=query.schema,
-                clamp=query.clamp,
-                shard=one_shard(query.shard),
-            )
+        check_consistency(query.consistency)
+        asked = ReplayRequest(
+            stream=request.path_values["stream"],
+            format=FORMATS[media_type],
+            from_seq=query.from_seq,
+            to_seq=query.to_seq,
+            subject=filter_parameter("subject", query.subject),
+            columns=_columns(query.columns),
+            incarnation=query.incarnation,
+            schema=query.schema,
+            clamp=query.clamp,
+            shard=one_shard(query.shard),
         )
-        return StreamResponse(200, chunks, media_type.encode())
+
+        async def read(replica: str) -> AsyncIterator[Chunk | Pieces]:
+            return await self._link.replay(replace(asked, replica=replica))
+
+        chunks, position = await read_as(
+            query.consistency, self._link, asked.stream, asked.shard, read
+        )
+        return StreamResponse(200, chunks, media_type.encode(), position)
 
 
 def _columns(text: str) -> tuple[str, ...]:

@@ -140,8 +140,8 @@ class StreamConfigBody(RequestModel):
     erasure: Erasure = Field(
         default="rewrite",
         description="`subject_key` encrypts the messages of each subject with a key of its own. "
-        "Erasing a subject destroys its key first, which makes every copy of its "
-        "messages unreadable, wherever it is. Requires file storage and no compression. "
+        "Erasing a subject destroys its key, which makes every copy of its messages "
+        "unreadable, wherever it is. Requires file storage and no compression. "
         "Cannot be changed.",
     )
 

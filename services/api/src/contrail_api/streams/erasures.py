@@ -105,11 +105,12 @@ ERASE: Final = Operation(
     "a subject, the subject's name. The receipt tells when this is complete. It is kept "
     "for 7 days, even if the stream is deleted. Messages that were already deleted, "
     "purged or evicted can be erased too. Snapshots that are being read may be aborted.\n"
-    "\nIf the stream has `erasure: subject_key`, erasing by subject first destroys the "
-    "subject's key, and the receipt says `shredded`: from then on no copy of its "
-    "messages can be read, wherever it is. Erasing by sequence does not destroy a key, "
-    "because other messages need it.\n\nNot erased: sequences, times, hashes of message "
-    "ids until the duplicate window ends, and subjects named in configurations.",
+    "\nIf the stream has `erasure: subject_key`, erasing by subject also destroys the "
+    "subject's key, and the receipt says `shredded`: no copy of its messages can be read "
+    "any more, wherever it is, with several replicas once the receipt is `done`. Erasing "
+    "by sequence does not destroy a key, because other messages need it.\n\nNot erased: "
+    "sequences, times, hashes of message ids until the duplicate window ends, and subjects "
+    "named in configurations.",
     answers=_ANSWERS,
     errors=(
         *BODY_ERRORS,

@@ -1,6 +1,7 @@
 """Management of streams: create, replace, change, list, delete, purge, seal."""
 
-from typing import Annotated, Any, Final
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import Field, ValidationError
@@ -16,6 +17,7 @@ from contrail_api.changes import (
     unless_overtaken,
 )
 from contrail_api.fields import Int64, Limit, PageToken, Patch, Pedantic, RequestModel
+from contrail_api.reading.parameters import POSITION, read_as
 from contrail_api.streams.config import StreamConfigBody, stream_draft
 from contrail_api.streams.shown import (
     COLLECTION,
@@ -23,6 +25,7 @@ from contrail_api.streams.shown import (
     EXAMPLE,
     FOUND,
     Purged,
+    SteppedDown,
     StreamPage,
     config_json,
     info_json,
@@ -67,6 +70,12 @@ class PurgeBody(RequestModel):
         description="Only messages of this shard. Required with up_to_seq if the stream has "
         "several shards.",
     )
+
+
+class StepDownBody(RequestModel):
+    """Which node should lead the stream. Default: the one that has most of it."""
+
+    preferred: str = Field(default="", description="Name of a node that has a replica.")
 
 
 _TAG: Final = "streams"
@@ -142,7 +151,7 @@ GET: Final = Operation(
     summary="Get a stream's configuration and state",
     description="The ETag is the version of the configuration. Changes of the state do not "
     "affect it.",
-    answers={200: FOUND},
+    answers={200: replace(FOUND, headers=(*FOUND.headers, *POSITION))},
     errors=(errors.STREAM_NOT_FOUND,),
 )
 DELETE: Final = Operation(
@@ -179,6 +188,28 @@ PURGE: Final = Operation(
         errors.OUTCOME_UNKNOWN,
     ),
 )
+STEP_DOWN: Final = Operation(
+    operation_id="step_down_stream_leader",
+    tag=_TAG,
+    summary="Make another node the leader of a stream",
+    description="The leader of the stream hands over to the `preferred` node, or to the replica "
+    "that has most. Requests wait meanwhile. Other streams may move with it, because "
+    "several streams are led together. After a minute the node that should lead them "
+    "may lead them again.",
+    answers={
+        200: AnswerDoc(
+            description="The node that leads the stream now.",
+            content={"application/json": BodyDoc(shape=SteppedDown, example={"leader": "n2"})},
+        )
+    },
+    errors=(
+        *BODY_ERRORS,
+        errors.STREAM_NOT_FOUND,
+        errors.NOT_REPLICATED,
+        errors.NO_FIT_PEER,
+        errors.OUTCOME_UNKNOWN,
+    ),
+)
 SEAL: Final = Operation(
     operation_id="seal_stream",
     tag=_TAG,
@@ -207,6 +238,7 @@ class StreamRoutes:
         manage(router, "DELETE", RESOURCE, self.delete_stream, DELETE)
         manage(router, "POST", f"{RESOURCE}/purge", self.purge_stream, PURGE)
         manage(router, "POST", f"{RESOURCE}/seal", self.seal_stream, SEAL)
+        manage(router, "POST", f"{RESOURCE}/leader/stepdown", self.step_down, STEP_DOWN)
 
     async def list_streams(
         self,
@@ -278,9 +310,24 @@ class StreamRoutes:
 
         return answer(request, info_response(await unless_overtaken(read_and_write), created=False))
 
-    async def get_stream(self, request: Request, stream: StreamName) -> KitResponse:
+    async def get_stream(
+        self,
+        request: Request,
+        stream: StreamName,
+        consistency: Annotated[
+            Literal["leader", "any"],
+            Query(description="Which replica answers. With `any` it may be up to 10 s behind."),
+        ] = "leader",
+    ) -> KitResponse:
         """Return a stream's configuration and state."""
-        return answer(request, info_response(await self._link.stream_info(stream), created=False))
+
+        async def read(replica: str) -> StreamInfo:
+            return await self._link.stream_info(stream, replica)
+
+        info, position = await read_as(consistency, self._link, stream, None, read)
+        response = info_response(info, created=False)
+        response.headers.extend(position)
+        return answer(request, response)
 
     async def delete_stream(self, request: Request, stream: StreamName) -> KitResponse:
         """Delete a stream with its messages and consumers."""
@@ -310,6 +357,13 @@ class StreamRoutes:
             stream, asked.subject, asked.up_to_seq or 0, asked.keep or 0, asked.shard
         )
         return answer(request, json_response(200, Purged(purged)))
+
+    async def step_down(
+        self, request: Request, stream: StreamName, body: StepDownBody | None = None
+    ) -> KitResponse:
+        """Make another node the leader of a stream."""
+        leader = await self._link.step_down(stream, body.preferred if body else "")
+        return answer(request, json_response(200, SteppedDown(leader)))
 
     async def seal_stream(self, request: Request, stream: StreamName) -> KitResponse:
         """Make a stream read-only for good: no message is added, removed, or expires."""

@@ -103,6 +103,8 @@ class StreamStateJson(msgspec.Struct, kw_only=True):
     """Number of sequences between the first and the last message whose messages were removed."""
     consumer_count: int
     """Number of consumers."""
+    leader: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a shard: name of the node that leads it. Present if several nodes lead the shards."""
 
 
 class ReplicaJson(msgspec.Struct):
@@ -111,11 +113,11 @@ class ReplicaJson(msgspec.Struct):
     name: str
     """Name of the node."""
     current: bool
-    """True if the copy is up to date."""
+    """True if the copy is whole and has been up to date within the last 2 s."""
     offline: bool
-    """True if the node cannot be reached."""
+    """True if the node does not answer the leader."""
     lag: int
-    """Number of log entries that the copy is behind the leader."""
+    """Number of committed log entries that the copy is behind the leader."""
 
 
 class ClusterJson(msgspec.Struct):
@@ -124,7 +126,7 @@ class ClusterJson(msgspec.Struct):
     leader: str
     """Name of the node that leads the stream."""
     replicas: list[ReplicaJson]
-    """The other copies."""
+    """The other copies, as the leader sees them."""
 
 
 class DataLossJson(msgspec.Struct):
@@ -178,6 +180,13 @@ class StreamPage(msgspec.Struct):
     """The streams, by name."""
     next_page_token: str | None
     """Token of the next page; null on the last page."""
+
+
+class SteppedDown(msgspec.Struct):
+    """The node that leads a stream now."""
+
+    leader: str
+    """Name of the node."""
 
 
 class Purged(msgspec.Struct):
@@ -248,8 +257,10 @@ def info_json(info: StreamInfo) -> StreamInfoJson:
         config=config_json(info.config),
         created=format_time(info.created_ns),
         state=_state_json(info.state),
-        # One node stores the stream, so there are no other copies to show.
-        cluster=ClusterJson(info.leader, []),
+        cluster=ClusterJson(
+            info.leader,
+            [ReplicaJson(one.name, one.current, one.offline, one.lag) for one in info.replicas],
+        ),
         shards=[_state_json(state) for state in info.shards] or msgspec.UNSET,
         data_loss=_loss_json(info.data_loss) if info.data_loss else msgspec.UNSET,
     )
@@ -277,6 +288,7 @@ def _state_json(state: StreamState) -> StreamStateJson:
         num_subjects=state.num_subjects,
         num_deleted=state.num_deleted,
         consumer_count=state.consumer_count,
+        leader=msgspec.UNSET if state.leader is None else state.leader,
     )
 
 

@@ -16,7 +16,6 @@ from contrail_gateway.core.frames import (
     Ack,
     AddCredit,
     Beat,
-    ClientFrame,
     Connect,
     CreditGiven,
     DurationText,
@@ -101,7 +100,7 @@ class Session:
         self._heard_ns = now_ns
 
     # Authentication ------------------------------------------------------------------------------
-    def heard(self, frame: ClientFrame, now_ns: int) -> None:
+    def heard(self, frame: object, now_ns: int) -> None:
         """Note that a frame arrived. Raises UnauthenticatedError if it must be ``connect``."""
         self._heard_ns = now_ns
         if not self.authenticated and not isinstance(frame, Connect):

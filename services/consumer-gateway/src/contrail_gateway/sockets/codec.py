@@ -1,6 +1,6 @@
 """The two sub-protocols: JSON in text frames, msgpack in binary ones."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, cast
@@ -27,7 +27,9 @@ from contrail_gateway.core.frames import (
     FrameId,
     JsonFrame,
     PackedFrame,
+    PackedPlainPub,
     PackedPub,
+    PlainPub,
     Publishing,
     ServerFrame,
 )
@@ -191,12 +193,15 @@ Pack = Callable[[str, Iterable[Row]], Messages | PackedMessages]
 class Codec:
     """One sub-protocol."""
 
-    def __init__(self, opcode: Opcode, frame: Any, form: Any, large: Form, pack: Pack) -> None:
+    def __init__(
+        self, opcode: Opcode, frame: Any, plain: Any, form: Any, large: Form, pack: Pack
+    ) -> None:
         self.opcode = opcode
         self.packed = opcode is Opcode.BINARY
         # Messages are decoded as a whole. Only if that fails, each frame is decoded by itself.
         self._one = form.Decoder(frame)
         self._many = form.Decoder(list[frame])
+        self._plain = form.Decoder(plain)
         self._parts = form.Decoder(list[msgspec.Raw])
         self._named = form.Decoder(_Named)
         self._text = form.Decoder(str)
@@ -204,6 +209,15 @@ class Codec:
         self._large = large
         self._pack = pack
         self.encode: Callable[[msgspec.Struct], bytes] = form.Encoder().encode
+
+    def plain_pubs(
+        self, messages: list[bytes]
+    ) -> Sequence[PlainPub] | Sequence[PackedPlainPub] | None:
+        """The frames of short messages, if all of them are a ``pub`` with the usual fields."""
+        try:
+            return list(map(self._plain.decode, messages))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def decode(self, message: bytes, payload_bytes_max: int) -> Iterable[Received | None]:
         """The frames of a message; those that take long to read in steps, None in between.
@@ -425,9 +439,11 @@ def _packed_messages(sid: str, rows: Iterable[Row]) -> PackedMessages:
 
 
 CODECS: Final = {
-    "contrail.v1.json": Codec(Opcode.TEXT, JsonFrame, msgspec.json, JsonForm(), _json_messages),
+    "contrail.v1.json": Codec(
+        Opcode.TEXT, JsonFrame, PlainPub, msgspec.json, JsonForm(), _json_messages
+    ),
     "contrail.v1.msgpack": Codec(
-        Opcode.BINARY, PackedFrame, msgspec.msgpack, PackedForm(), _packed_messages
+        Opcode.BINARY, PackedFrame, PackedPlainPub, msgspec.msgpack, PackedForm(), _packed_messages
     ),
 }
 """The sub-protocols by name."""

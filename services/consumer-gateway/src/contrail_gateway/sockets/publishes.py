@@ -1,6 +1,6 @@
 """Single messages that a socket publishes. Those that arrive together are stored together."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -26,7 +26,7 @@ class PublishHost(Protocol):
     link: StorageLink
     counts: SessionCounts
 
-    def send_all(self, frames: Iterable[ServerFrame]) -> None: ...
+    def send_all(self, frames: Sequence[ServerFrame]) -> None: ...
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
         """Send an error."""
@@ -48,13 +48,18 @@ class Publishes:
         self._ids: list[FrameId | None] = []
         self._messages: list[PublishMessage] = []
 
-    def add(self, host: PublishHost, frame_id: FrameId | None, message: PublishMessage) -> int:
-        """Add a message, and return the bytes that it counts until it is answered."""
-        if len(self._ids) >= TOGETHER_MAX:
+    def add(
+        self,
+        host: PublishHost,
+        ids: Sequence[FrameId | None],
+        messages: Sequence[PublishMessage],
+    ) -> int:
+        """Add messages, and return the bytes that they count until they are answered."""
+        if len(self._ids) + len(ids) > TOGETHER_MAX:
             self.pass_on(host)
-        self._ids.append(frame_id)
-        self._messages.append(message)
-        return len(message.payload) + MESSAGE_BYTES
+        self._ids += ids
+        self._messages += messages
+        return sum([len(message.payload) for message in messages]) + MESSAGE_BYTES * len(ids)
 
     def pass_on(self, host: PublishHost) -> None:
         """Pass the messages to storage. Each frame with an id gets an answer of its own."""
@@ -73,7 +78,7 @@ def _answer(
     positions: list[int],
     outcome: PublishOutcome,
 ) -> None:
-    size = sum(len(messages[at].payload) for at in positions)
+    size = sum([len(messages[at].payload) for at in positions])
     host.answered(len(positions), size + MESSAGE_BYTES * len(positions))
     asked = [ids[at] for at in positions]
     if isinstance(outcome, ApiError):
@@ -95,15 +100,20 @@ def _refuse(host: PublishHost, ids: list[FrameId | None], error: ApiError) -> No
         host.refuse(frame_id, None, error)
 
 
-def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> Iterator[PubAck]:
-    """Yield the answers to those frames of a run that have an id."""
-    for seq, frame_id in enumerate(ids, run.seq):
-        if frame_id is not None:
-            yield PubAck(
-                id=frame_id,
-                stream=outcome.stream,
-                seq=seq,
-                duplicate=run.duplicate,
-                durability=outcome.durability,
-                shard=run.shard,
-            )
+def _acks(ids: list[FrameId | None], outcome: PublishAck, run: PubResult) -> list[PubAck]:
+    """Return the answers to those frames of a run that have an id."""
+    stream, durability, duplicate, shard = (
+        outcome.stream, outcome.durability, run.duplicate, run.shard,
+    )  # fmt: skip
+    return [
+        PubAck(
+            id=frame_id,
+            stream=stream,
+            seq=seq,
+            duplicate=duplicate,
+            durability=durability,
+            shard=shard,
+        )
+        for seq, frame_id in enumerate(ids, run.seq)
+        if frame_id is not None
+    ]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import Any, ClassVar, Final, get_args
 
 import structlog
@@ -23,7 +23,14 @@ from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.http.steps import Steps, at_once
 from contrail_edge.inputs.item_steps import candidates, given_item
 from contrail_edge.inputs.json_steps import NESTING_MAX
-from contrail_edge.inputs.message_items import Candidate, Item, candidate, check_count, payload_of
+from contrail_edge.inputs.message_items import (
+    Candidate,
+    Item,
+    candidate,
+    check_count,
+    payload_of,
+    plain_messages,
+)
 from contrail_edge.ws.websocket import CloseCode, EdgeSocket, Opening
 from contrail_gateway.core.frames import (
     Ack,
@@ -157,6 +164,26 @@ class SocketSession:
         self._look_full()
         return None
 
+    def received_together(self, messages: list[bytes]) -> bool:
+        """Handle messages at once that all publish, and ask for nothing unusual."""
+        if not self.session.authenticated:
+            return False
+        frames = self._codec.plain_pubs(messages)
+        if frames is None:
+            return False
+        found = plain_messages(frames, self._state.settings.payload_bytes_max)
+        if found is None:
+            return False
+        try:
+            self.session.heard(frames[0], time.monotonic_ns())
+            size = self._publishes.add(self, [frame.id for frame in frames], found)
+        except Exception as error:
+            self._broken(error)
+        else:
+            self.session.begin(len(found), size)
+            self._look_full()
+        return True
+
     def _do(self, frames: Iterable[Received | None]) -> Steps[None]:
         try:
             for frame in frames:
@@ -238,8 +265,8 @@ class SocketSession:
     def send(self, frame: ServerFrame) -> None:
         self._socket.send(self._codec.encode(frame))
 
-    def send_all(self, frames: Iterable[ServerFrame]) -> None:
-        self._socket.send_all(map(self._codec.encode, frames))
+    def send_all(self, frames: Sequence[ServerFrame]) -> None:
+        self._socket.send_all(list(map(self._codec.encode, frames)))
 
     def refuse(self, frame_id: FrameId | None, sid: str | None, error: ApiError) -> None:
         """Send an error."""
@@ -327,7 +354,7 @@ class SocketSession:
         message = candidate(frame, payload, self._state.settings.payload_bytes_max)
         if isinstance(message, ApiError):
             raise message
-        self.session.begin(1, self._publishes.add(self, frame.id, message))
+        self.session.begin(1, self._publishes.add(self, [frame.id], [message]))
 
     def _publish_batch(self, frame: Batch | LargeBatch) -> Steps[None]:
         # As over HTTP, a malformed batch is refused as a whole, an invalid message by itself.
@@ -379,7 +406,7 @@ class SocketSession:
         # Without an id, only failures are reported. Equal ones are encoded once: there may be
         # 10,000.
         for one, alike in groupby(one.problem for one in results if one.problem is not UNSET):
-            self._socket.send_all(repeat(self._codec.encode(Failed(problem=one)), len(list(alike))))
+            self._socket.send_all([self._codec.encode(Failed(problem=one))] * len(list(alike)))
 
     def _subscribe(self, frame: Sub) -> None:
         sub = self.session.subscribe(frame)

@@ -1,5 +1,6 @@
 """TLS between nodes: certificates of the operator's, or one made at the start."""
 
+import contextlib
 import datetime
 import hashlib
 import ssl
@@ -64,9 +65,31 @@ def made_tls(name: str) -> PeerTls:
         return _tls(path, path, None)
 
 
+class CertificateError(Exception):
+    """The operator's certificates cannot be used; the text says why."""
+
+
 def loaded_tls(certificate: Path, key: Path, authority: Path) -> PeerTls:
-    """Return TLS with the operator's certificates. Raises OSError or ssl.SSLError for bad files."""
-    return _tls(certificate, key, authority)
+    """Return TLS with the operator's certificates. Raises CertificateError."""
+    try:
+        return _tls(certificate, key, authority)
+    except (OSError, ValueError) as error:
+        raise CertificateError(
+            f"the certificate in {certificate}, with the key in {key} and the authority in "
+            f"{authority}, cannot be used: {error}"
+        ) from error
+
+
+def check_certified(certificate: Path, name: str) -> None:
+    """Raise CertificateError unless a certificate, which can be read, names a node."""
+    found = x509.load_pem_x509_certificates(certificate.read_bytes())[0]
+    names: list[str] = []
+    with contextlib.suppress(x509.ExtensionNotFound):
+        extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        names = extension.value.get_values_for_type(x509.DNSName)
+    if name not in names:
+        shown = ", ".join(names) or "nobody"
+        raise CertificateError(f"the certificate in {certificate} names {shown}, not {name}")
 
 
 def _tls(certificate: Path, key: Path, authority: Path | None) -> PeerTls:

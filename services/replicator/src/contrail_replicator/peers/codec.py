@@ -8,7 +8,8 @@ Kind      Message        Body
                          term, round, matched, durable, applied
 3         Append         term, round, previous index, previous term, commit, u32 count, then for
                          each entry: term, u32 bytes, the bytes
-4 to 11   the others     their fields in order; u8 for flags and for true or false
+4 to 11,  the others     their fields in order; u8 for flags and for true or false
+15 to 17
 ========= ============== ===================================================================
 
 The frame of kinds 1 and 2 has group 0: they speak for all groups that two nodes share.
@@ -22,6 +23,9 @@ from msgspec.structs import astuple
 
 from contrail_replicator.messages import (
     Append,
+    DigestAnswer,
+    DigestQuestion,
+    Distrust,
     Heartbeat,
     HeartbeatReply,
     Message,
@@ -71,6 +75,9 @@ _FORMS: Final = (
     _form(9, Transfer, "Q"),
     _form(10, Resigned, "Q"),
     _form(11, Readmit, "QQ"),
+    _form(15, DigestQuestion, "QQ"),
+    _form(16, DigestAnswer, "QQ16s"),
+    _form(17, Distrust, "QQ"),
 )
 _BY_TYPE: Final = {one.message: one for one in _FORMS}
 _BY_KIND: Final = {one.kind: one for one in _FORMS}
@@ -108,7 +115,7 @@ def decode(kind: int, body: Bytes) -> Message:
     if len(body) != form.layout.size:
         raise FrameError(f"a frame of kind {kind} with {len(body)} bytes")
     values = form.layout.unpack(body)
-    _check_numbers(values)
+    _check_numbers(one for one in values if isinstance(one, int))
     return form.message(*values)
 
 

@@ -28,7 +28,11 @@ from contrail_replicator.peers.outbox import Outbox
 from contrail_replicator.peers.ports import PeerNet, Wire
 
 HANDSHAKE_S: Final = 5.0
-UNSENT_BYTES_MAX: Final = {Channel.CONTROL: 1 << 20, Channel.APPEND: 16 << 20}
+UNSENT_BYTES_MAX: Final = {
+    Channel.CONTROL: 1 << 20,
+    Channel.APPEND: 16 << 20,
+    Channel.BULK: 9 << 20,
+}
 
 Keys = Callable[[], Sequence[bytes]]
 """Gives the keys that are valid now: the first is the newest."""
@@ -71,6 +75,11 @@ class _Connection:
         """End the connection unless the handshake is done."""
         if self.peer is None:
             self.fail(f"the handshake took longer than {HANDSHAKE_S:g} s")
+
+    def fail_if_older(self, incarnation: int, reason: str) -> None:
+        """End a connection with an older incarnation of the peer."""
+        if self.peer is not None and self.peer.incarnation < incarnation:
+            self.fail(reason)
 
     def fail(self, reason: str) -> None:
         """End the connection at once."""

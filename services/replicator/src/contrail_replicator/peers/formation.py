@@ -35,10 +35,14 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a node has on disk about its cluster: ``cluster_id`` is 16 zero bytes while empty."""
+    """What a node has on disk about its cluster: ``cluster_id`` is 16 zero bytes while empty.
+
+    Its incarnation is 1 unless the cluster has registered it after the loss of its disk.
+    """
 
     stage: Stage = Stage.EMPTY
     cluster_id: bytes = NO_CLUSTER
+    incarnation: int = 1
 
 
 class MembershipFile(Protocol):

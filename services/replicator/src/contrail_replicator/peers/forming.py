@@ -66,6 +66,13 @@ class Forming:
             self._tell_all()
             self._advance()
 
+    def adopt(self, membership: Membership) -> None:
+        """Become a member again, as which the cluster has registered this node."""
+        if self._own.stage is not Stage.FORMED:
+            self._file.save(membership)
+            self._own = membership
+            self._formed()
+
     def stop(self) -> None:
         """Tell nothing more."""
         if self._timer is not None:
@@ -112,7 +119,15 @@ class Forming:
         hub = self._hub
         if hub.node.cluster_id != self._own.cluster_id:
             number = node_number(hub.node.name, self._names)
-            hub.become(replace(hub.node, cluster_id=self._own.cluster_id, node_number=number))
+            known = self._own
+            hub.become(
+                replace(
+                    hub.node,
+                    cluster_id=known.cluster_id,
+                    node_number=number,
+                    incarnation=known.incarnation,
+                )
+            )
         self._on_formed(self._own)
 
 

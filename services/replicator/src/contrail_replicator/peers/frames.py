@@ -19,15 +19,21 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Channel(enum.IntEnum):
-    """The connections between two nodes. Each is its own, so that entries delay no heartbeat."""
+    """The connections between two nodes. Each is its own, so that none delays heartbeats."""
 
     CONTROL = 0
     """Heartbeats, votes, acknowledgements, and everything else that is small."""
     APPEND = 1
-    """Entries."""
+    """Entries, and requests to the leader of the meta group."""
+    BULK = 2
+    """What a member fetches to catch up."""
 
 
-BODY_BYTES_MAX: Final = {Channel.CONTROL: 64 << 10, Channel.APPEND: (8 << 20) + (64 << 10)}
+BODY_BYTES_MAX: Final = {
+    Channel.CONTROL: 64 << 10,
+    Channel.APPEND: (8 << 20) + (64 << 10),
+    Channel.BULK: (1 << 20) + (64 << 10),
+}
 
 
 class FrameError(Exception):

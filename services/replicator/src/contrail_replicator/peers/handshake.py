@@ -25,7 +25,10 @@ from typing import Final
 
 from contrail_replicator.peers.frames import Channel
 
-MAGIC: Final = b"CTRLPR\x00\x01"
+_MAGIC_NAME: Final = b"CTRLPR\x00"
+_VERSION: Final = 1
+"""Of the handshake; what follows it has the protocol that the hellos agree on."""
+MAGIC: Final = _MAGIC_NAME + bytes([_VERSION])
 NONCE_BYTES: Final = 32
 DIGEST_BYTES: Final = 32
 UNPROVEN_BYTES_MAX: Final = 256
@@ -131,8 +134,8 @@ def common_protocol(one: Hello, other: Hello) -> int:
     version = min(one.protocol_max, other.protocol_max)
     if version < max(one.protocol_min, other.protocol_min):
         raise HandshakeError(
-            f"{other.name} speaks protocol {other.protocol_min} to {other.protocol_max}, and "
-            f"{one.name} {one.protocol_min} to {one.protocol_max}"
+            f"{other.name} is of another release: it speaks protocol {other.protocol_min} to "
+            f"{other.protocol_max}, and {one.name} {one.protocol_min} to {one.protocol_max}"
         )
     return version
 
@@ -159,6 +162,12 @@ class _Part:
         # Fails at the first wrong byte: a stranger, such as an HTTP client, may send fewer bytes
         # than are awaited, and would wait for the time limit.
         if not self._read.startswith(MAGIC[: len(self._read)]):
+            if self._read.startswith(_MAGIC_NAME):
+                version = self._read[len(_MAGIC_NAME)]
+                raise HandshakeError(
+                    f"it is of another release: it speaks version {version} of the handshake, and "
+                    f"this node version {_VERSION}"
+                )
             raise HandshakeError(_NOT_THIS_PROTOCOL)
         return len(self._read) >= len(MAGIC) + NONCE_BYTES
 

@@ -33,6 +33,11 @@ class Node:
     process: int
     node_number: int = 0
 
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it is part of a cluster."""
+        return self.cluster_id != NO_CLUSTER
+
     def hello(self, target: str, channel: Channel) -> Hello:
         """Return the hello to a node."""
         return Hello(
@@ -64,9 +69,9 @@ Handler = Callable[[str, Frame], None]
 class PeerHub:
     """Sends frames to the nodes it dials, and hands out those of the nodes it accepted.
 
-    Messages of groups can be sent to a node of the same cluster while all its channels are open. A
-    node without a cluster id uses the control channel only, for kinds that were registered with
-    ``before_cluster``.
+    Messages of groups can be sent to a node of the same cluster while its channels for them are
+    open; the channel for bulk data comes and goes by itself. A node without a cluster id uses the
+    control channel only, for kinds that were registered with ``before_cluster``.
     """
 
     def __init__(
@@ -134,19 +139,24 @@ class PeerHub:
         self.node = node
         self._close_all("this node has another identity now")
 
-    def require(self, name: str, incarnation: int) -> None:
-        """Close and refuse connections of a node with an older incarnation."""
+    def require(self, name: str, incarnation: int, boots: int = 0, process: int = 0) -> None:
+        """Refuse older starts of a node, and close connections of an older incarnation."""
         newest = self._newest.get(name)
-        if newest is not None and newest.incarnation >= incarnation:
+        if newest is not None and (newest.incarnation, newest.boots) >= (incarnation, boots):
             return
-        self._newest[name] = _Start(incarnation, 0, 0)
+        self._newest[name] = _Start(incarnation, boots, process)
+        if newest is None or newest.incarnation < incarnation:
+            self._close_older(name, incarnation)
+
+    def _close_older(self, name: str, incarnation: int) -> None:
+        """Close the connections of an older incarnation of a node."""
         reason = f"{name} has incarnation {incarnation} by now"
         for channel in Channel:
             accepted = self._accepted.get((name, channel))
             if accepted is not None:
-                accepted.fail(reason)
+                accepted.fail_if_older(incarnation, reason)
             if (name, channel) in self._dialled:
-                self._dialled[name, channel].fail(reason)
+                self._dialled[name, channel].end_older(incarnation, reason)
 
     def reaches(self, name: str) -> bool:
         """True while messages of groups can be sent to a node."""
@@ -156,11 +166,19 @@ class PeerHub:
         self, name: str, channel: Channel, kind: int, group: int, body: Sequence[Bytes]
     ) -> bool:
         """Send a frame; False if it was dropped. Raises KeyError for an unknown node."""
+        return self.send_frame(name, channel, frame(kind, group, body))
+
+    def send_frame(self, name: str, channel: Channel, encoded: Sequence[Bytes]) -> bool:
+        """As `send`, with a frame in pieces, which may be sent to several nodes."""
         outbox = self._dialled[name, channel].outbox
-        if outbox is None or not outbox.send(frame(kind, group, body)):
+        if outbox is None or not outbox.send(encoded):
             self.counters.dropped[channel] += 1
             return False
         return True
+
+    def connected(self, name: str, channel: Channel) -> bool:
+        """True while frames can be sent to a node on a channel."""
+        return self._dialled[name, channel].outbox is not None
 
     def unsent(self, name: str, channel: Channel) -> int:
         """Bytes that wait to be sent to a node."""
@@ -196,7 +214,8 @@ class PeerHub:
         own = self.node.hello(hello.name, hello.channel)
         common_protocol(own, hello)
         if self.is_member(hello):
-            self._newest[hello.name] = _Start(hello.incarnation, hello.boots, hello.process)
+            # What an older incarnation has sent must not be heard after the newer one.
+            self.require(hello.name, hello.incarnation, hello.boots, hello.process)
             return own
         connected = self._accepted.get((hello.name, hello.channel))
         if connected is not None and connected.peer is not None and self.is_member(connected.peer):
@@ -250,7 +269,7 @@ class PeerHub:
 
     def accepted_frame(self, connection: Accepted, peer: Hello, given: Frame) -> None:
         """Hand out a frame, unless a newer connection has replaced this one."""
-        if self._accepted.get((peer.name, peer.channel)) is not connection:
+        if self._accepted.get((peer.name, peer.channel)) is not connection or connection.reason:
             return
         handler = self._handlers.get((peer.channel, given.kind))
         if handler is None:
@@ -274,13 +293,14 @@ class PeerHub:
 
     # Dialled connections -------------------------------------------------------------------------
     def dialled_changed(self, name: str) -> None:
-        """Dial the channel for entries once heartbeats can be sent; report the link."""
-        control, append = (self._dialled[name, channel] for channel in Channel)
-        if control.member:
-            append.dial()
-        else:
-            append.fail("the control channel is closed")
-        up = control.member and append.member
+        """Dial the other channels once heartbeats can be sent; report the link."""
+        control, *others = (self._dialled[name, channel] for channel in Channel)
+        for other in others:
+            if control.member:
+                other.dial()
+            else:
+                other.fail("the control channel is closed")
+        up = control.member and self._dialled[name, Channel.APPEND].member
         if up != (name in self._up):
             if up:
                 self._up.add(name)
@@ -340,6 +360,11 @@ class _Dialler:
         """End the connection, if there is one; it is dialled again if it is still wanted."""
         if self._connection is not None:
             self._connection.fail(reason)
+
+    def end_older(self, incarnation: int, reason: str) -> None:
+        """End a connection with an older incarnation of the node."""
+        if self._connection is not None:
+            self._connection.fail_if_older(incarnation, reason)
 
     def check(self, peer: Hello, names: frozenset[str] | None) -> None:
         """Raise HandshakeError if this node must not send to the one that answered."""

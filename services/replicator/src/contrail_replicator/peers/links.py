@@ -21,7 +21,7 @@ from contrail_replicator.peers.codec import (
     encode_heartbeats,
     wall_ns_of,
 )
-from contrail_replicator.peers.frames import Channel, Frame
+from contrail_replicator.peers.frames import Bytes, Channel, Frame, frame
 from contrail_replicator.peers.hub import PeerHub
 from contrail_replicator.ports import GroupEndpoint
 
@@ -33,7 +33,8 @@ class GroupLinks:
     """Sends the messages of the node's groups, and hands out those of their other members.
 
     ``on_fault(group, error)`` is called when a group cannot take a message because it or its
-    leader is damaged; it gets no more messages then.
+    leader is damaged; it gets no more messages then. ``on_clock(name, ns)`` gets the wall clocks of
+    other nodes, as their heartbeats and answers tell them.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class GroupLinks:
         hub: PeerHub,
         wall_ns: Callable[[], int],
         on_fault: Callable[[int, Exception], None],
+        on_clock: Callable[[str, int], None] = lambda _name, _wall_ns: None,
     ) -> None:
         self._hub = hub
         self._wall_ns = wall_ns
@@ -50,10 +52,12 @@ class GroupLinks:
         # By node: what waits for the end of this pass of the event loop, by group.
         self._beats: dict[str, dict[int, Heartbeat]] = {}
         self._replies: dict[str, dict[int, HeartbeatReply]] = {}
+        # The last message that was sent, and its frames: a leader sends one to each member.
+        self._encoded_from: Message | None = None
+        self._encoded: list[tuple[Channel, list[Bytes]]] = []
         # A flush is due.
         self._due = False
-        self.clock_of: dict[str, int] = {}
-        """Wall clock of each node in ns, as its newest answer to a heartbeat says."""
+        self._on_clock = on_clock
         hub.on_link = self._link_changed
         hub.handle(Channel.CONTROL, HEARTBEATS, self._heartbeats)
         hub.handle(Channel.CONTROL, HEARTBEAT_REPLIES, self._heartbeat_replies)
@@ -79,8 +83,13 @@ class GroupLinks:
         elif isinstance(message, HeartbeatReply):
             self._later(self._replies, peer)[group] = message
         else:
-            for channel, kind, body in encode(message):
-                self._hub.send(peer, channel, kind, group, body)
+            if message is not self._encoded_from:
+                self._encoded_from = message
+                self._encoded = [
+                    (channel, frame(kind, group, body)) for channel, kind, body in encode(message)
+                ]
+            for channel, encoded in self._encoded:
+                self._hub.send_frame(peer, channel, encoded)
 
     def _link_changed(self, name: str, up: bool) -> None:
         for endpoint in list(self._endpoints.values()):
@@ -105,11 +114,12 @@ class GroupLinks:
             self._hub.send(peer, Channel.CONTROL, HEARTBEAT_REPLIES, _NO_GROUP, body)
 
     def _heartbeats(self, peer: str, frame: Frame) -> None:
+        self._on_clock(peer, wall_ns_of(frame.body))
         for group, message in decode_heartbeats(frame.body):
             self._deliver(peer, group, message)
 
     def _heartbeat_replies(self, peer: str, frame: Frame) -> None:
-        self.clock_of[peer] = wall_ns_of(frame.body)
+        self._on_clock(peer, wall_ns_of(frame.body))
         for group, message in decode_heartbeat_replies(frame.body):
             self._deliver(peer, group, message)
 

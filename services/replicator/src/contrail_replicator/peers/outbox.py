@@ -12,7 +12,7 @@ SLICE_BYTES: Final = 256 << 10
 
 
 class Outbox:
-    """Writes frames to a wire. Frames of one pass of the event loop go out in one write.
+    """Writes frames to a wire: at once while it takes them, and joined when they have to wait.
 
     A frame that does not fit within ``bytes_max`` unsent bytes is dropped and counted, which Raft
     repairs like a lost message.
@@ -37,8 +37,12 @@ class Outbox:
     def send(self, frame: Sequence[Bytes]) -> bool:
         """Send a frame of these pieces. False if it was dropped."""
         size = sum(map(len, frame))
-        if self._closed or self.unsent + size > self._bytes_max:
+        unsent = self._queued + self._wire.unsent
+        if self._closed or unsent + size > self._bytes_max:
             return False
+        if not unsent and size <= SLICE_BYTES:
+            self._wire.write(frame[0] if len(frame) == 1 else b"".join(frame))
+            return True
         self._queue += frame
         self._queued += size
         if not self._due and not self._wire.unsent:

@@ -29,7 +29,8 @@ class PeerSockets:
     """The network of a node: `PeerNet` over sockets, and the listener."""
 
     def __init__(self, tls: PeerTls, *, encrypted_on_loopback: bool = False) -> None:
-        self._tls = tls
+        self.tls = tls
+        """For connections that begin from now on."""
         self._encrypted_on_loopback = encrypted_on_loopback
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
@@ -62,7 +63,7 @@ class PeerSockets:
 
     def dial(self, address: str, name: str, user: WireUser) -> Wire:
         """Begin a connection to ``host:port``; with verified certificates, to this node."""
-        wire = _TcpWire(self._loop, address.rpartition(":")[0], self._tls.verified)
+        wire = _TcpWire(self._loop, address.rpartition(":")[0], self.tls.verified)
         wire.user = user
         self._begin(wire, self._dial(address, name, wire))
         return wire
@@ -92,12 +93,12 @@ class PeerSockets:
                 # No file descriptor is left: the connection waits in the kernel meanwhile.
                 await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_S)
                 continue
-            wire = _TcpWire(self._loop, str(remote[0]), self._tls.verified)
+            wire = _TcpWire(self._loop, str(remote[0]), self.tls.verified)
             wire.socket = connection
             wire.user = accept(wire)
-            context = None if self._is_plain(wire.remote) else self._tls.listening
+            context = None if self._is_plain(wire.remote) else self.tls.listening
             if context is not None:
-                wire.certificate = self._tls.digest
+                wire.certificate = self.tls.digest
             self._begin(wire, self._welcome(connection, context, wire))
 
     async def _welcome(
@@ -114,7 +115,7 @@ class PeerSockets:
                 await self._loop.create_connection(
                     lambda: wire,
                     sock=connection,
-                    ssl=None if plain else self._tls.dialling,
+                    ssl=None if plain else self.tls.dialling,
                     server_hostname=None if plain else name,
                 )
         except TimeoutError:
@@ -208,11 +209,15 @@ class _TcpWire(asyncio.BufferedProtocol):
 
     def begun(self, beginning: "asyncio.Task[None]") -> None:
         """Report why there is no connection, unless there is one."""
-        if self._transport is not None:
-            return
-        if self.socket is not None:
-            self.socket.close()
         error = None if beginning.cancelled() else beginning.exception()
+        if error is None and not beginning.cancelled():
+            return
+        # Cancelled just after `connection_made`, uvloop closes the transport without a word to its
+        # protocol: `connection_lost` need not come.
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.socket is not None:
+            self.socket.close()
         self._end("it was given up" if error is None else str(error) or type(error).__name__)
 
     # Protocol ------------------------------------------------------------------------------------

@@ -63,6 +63,9 @@ class AckNoneDispatcher(Dispatcher):
             try:
                 await self._collect_columns(batch)
                 pending = await self._count_pending() if batch.count else 0
+                if batch.count and self.confirm_led is not None:
+                    await self.confirm_led()
+                self.check_open()
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self.position = begun

@@ -160,12 +160,12 @@ class Consumer:
             return now_s + threshold_s
         return max(one.last_active_s for one in self.dispatchers) + threshold_s
 
-    def is_at_work(self, log_ns: int) -> bool:
+    def is_at_work(self) -> bool:
         """Whether some delivery was to be acknowledged within the last ``inactive_threshold``.
 
         A client with a delivery is at work until its ack is due (JetStream's rule).
         """
-        from_ns = log_ns - self.inactive_threshold_ns
+        from_ns = self.dispatchers[0].elapsed_ns() - self.inactive_threshold_ns
         return any(one.consumer.pending.is_any_due_from(from_ns) for one in self.dispatchers)
 
     async def info(self) -> ConsumerInfo:

@@ -70,7 +70,13 @@ class Dispatcher:
     reader: Reader
     propose: Propose
     """Proposes a command for the shard; raises ApiError when it is refused at once."""
-    log_time_ns: Callable[[], int]
+    elapsed_ns: Callable[[], int]
+    """Returns the elapsed time now, on which the deadlines of deliveries run."""
+    confirm_led: Callable[[], Awaitable[None]] | None = None
+    """Returns if no other node led the shard until now (NOT_LEADER); None: none ever does.
+
+    Called before messages leave: a node that was stopped or cut off would send stale ones.
+    """
     position: int = 0
     """The next sequence to consider. What is below was delivered, or is not wanted, or is gone."""
     consumer_seq: int = 0
@@ -255,6 +261,10 @@ class Dispatcher:
             try:
                 await self._collect(batch)
                 pending = await self._count_pending() if batch.selected else 0
+                if batch.selected and self.confirm_led is not None:
+                    await self.confirm_led()
+                # Once it is closed, deliveries are not recorded; then they must not be sent.
+                self.check_open()
                 committed = self._record(batch.seqs)
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
@@ -266,6 +276,8 @@ class Dispatcher:
         if committed is not None:
             try:
                 result = await asyncio.shield(committed)
+                if self.confirm_led is not None:
+                    await self.confirm_led()
             except asyncio.CancelledError:
                 self._give_back(batch.seqs)
                 raise
@@ -286,7 +298,7 @@ class Dispatcher:
         """Select expired deliveries; return those that have no attempt left."""
         exhausted: list[int] = []
         while not batch.full and len(exhausted) < DUE_MAX:
-            pending, now_ns = self.consumer.pending, self.log_time_ns()
+            pending, now_ns = self.consumer.pending, self.elapsed_ns()
             due = pending.take_due(now_ns, self.in_flight, batch.left)
             if not due:
                 earliest_ns = pending.earliest_ns
@@ -567,7 +579,7 @@ class Dispatcher:
         earliest_ns = self.consumer.pending.earliest_ns
         if self.closed or self.shard.damaged or earliest_ns is None:
             return
-        delay_s = max((earliest_ns - self.log_time_ns()) / 1e9, soonest_s, _TIMER_MIN_S)
+        delay_s = max((earliest_ns - self.elapsed_ns()) / 1e9, soonest_s, _TIMER_MIN_S)
         loop = asyncio.get_running_loop()
         self._deadline_timer = loop.call_later(delay_s, self._deadline_passed)
 
@@ -579,11 +591,11 @@ class Dispatcher:
     def _deadline_passed(self) -> None:
         self._deadline_timer = None
         self._notice_change()
-        self.consumer.pending.drop_stale(self.log_time_ns())
+        self.consumer.pending.drop_stale(self.elapsed_ns())
         earliest_ns = self.consumer.pending.earliest_ns
         if earliest_ns is None:
             return
-        if earliest_ns > self.log_time_ns():
+        if earliest_ns > self.elapsed_ns():
             self.arm_deadline()
             return
         limit = self.consumer.config.max_deliver

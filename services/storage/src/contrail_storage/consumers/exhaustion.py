@@ -18,8 +18,8 @@ class Host(Protocol):
     consumer: ConsumerMachine
 
     @property
-    def log_time_ns(self) -> Callable[[], int]:
-        """Returns log time, in nanoseconds."""
+    def elapsed_ns(self) -> Callable[[], int]:
+        """Returns the elapsed time, in nanoseconds."""
         ...
 
     def propose_exhaust(self, seqs: list[int]) -> "asyncio.Future[Result]":
@@ -70,7 +70,7 @@ class Exhaustion:
         later_ns: list[int] = []
         from_seq: int | None = 0
         while from_seq is not None:
-            at_ns = host.log_time_ns()
+            at_ns = host.elapsed_ns()
             entries, from_seq = host.consumer.pending.read_from(from_seq)
             last = [
                 (seq, item.deadline_ns) for seq, item in entries.items() if item.attempts >= limit
@@ -84,7 +84,7 @@ class Exhaustion:
         if later_ns:
             # The earliest deadline may be that of a message that waits for a pull, for however
             # long. It must not hide those after it.
-            host.arm_again(max(min(later_ns) - host.log_time_ns(), 0) / 1e9)
+            host.arm_again(max(min(later_ns) - host.elapsed_ns(), 0) / 1e9)
 
     def _searched(self, host: Host, done: "asyncio.Task[None]") -> None:
         self._task = None

@@ -27,7 +27,6 @@ class InactiveConsumers:
         self,
         find: Callable[[ConsumerKey], Consumer | None],
         drop: Callable[[Consumer, Callable[[], bool]], Awaitable[None]],
-        log_time_ns: Callable[[], int],
     ) -> None:
         """``find`` returns a consumer, None if it is gone (ApiError if it is not on all shards).
 
@@ -36,7 +35,6 @@ class InactiveConsumers:
         """
         self._find = find
         self._drop = drop
-        self._log_time_ns = log_time_ns
         self._changed: set[ConsumerKey] = set()
         self._agenda = Agenda[ConsumerKey]()
         """By loop time, in seconds."""
@@ -91,7 +89,7 @@ class InactiveConsumers:
                 return None
             if any(shard.damaged for shard in consumer.stream.shards):
                 return now_s + _RETRY_S
-            if not consumer.is_at_work(self._log_time_ns()):
+            if not consumer.is_at_work():
                 await self._drop(consumer, lambda: consumer.inactive_from_s(loop.time()) == at_s)
         except ApiError:  # changed or removed meanwhile, or refused
             pass

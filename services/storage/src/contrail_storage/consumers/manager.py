@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Final
@@ -25,7 +25,6 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.changes import Changes, ConsumerKey, take
-from contrail_storage.replica.log_time import LogTime
 from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLogs
@@ -46,13 +45,11 @@ class ConsumerManager:
         streams: StreamManager,
         shard_log: ShardLogs,
         reader: Reader,
-        clock: LogTime,
         changes: Changes,
     ) -> None:
         self._streams = streams
         self._shard_log = shard_log
         self._reader = reader
-        self._clock = clock
         self._starts = Starts(reader)
         self._sharded = ShardedPuts(self._propose, self.find, self._starts)
         # Those that were asked for and are not known to be gone; `find` checks them. By the id of
@@ -60,7 +57,8 @@ class ConsumerManager:
         self._consumers: dict[int, dict[int, Consumer]] = {}
         # `close_gone` takes those of consumers.
         self._changes = changes
-        self._inactive = InactiveConsumers(self._find_upkept, self._drop_inactive, clock.now)
+        shard_log.spread.on_lost = self.end_term
+        self._inactive = InactiveConsumers(self._find_upkept, self._drop_inactive)
         # Held while a consumer on several shards is created, changed, removed or reconciled.
         self._lock = asyncio.Lock()
 
@@ -79,19 +77,27 @@ class ConsumerManager:
                 return consumer
             self._forget(machine.shard_id, machine.consumer_id)
         machines = [machine, *(_machine(stream, one, name) for one in stream.shards[1:])]
-        dispatchers = list(map(self._dispatcher, stream.shards, machines))
+        shards = zip(stream.shards, machines, strict=True)
+        dispatchers = [self._dispatcher(stream.groups[0], *one) for one in shards]
         consumer = Consumer(stream, dispatchers, self._streams.is_listed)
         self._consumers.setdefault(machine.shard_id, {})[machine.consumer_id] = consumer
         return consumer
 
-    def _dispatcher(self, shard: Shard, machine: ConsumerMachine) -> Dispatcher:
+    def _dispatcher(self, home: int, shard: Shard, machine: ConsumerMachine) -> Dispatcher:
+        """The dispatcher for a shard of a stream; ``home`` is the group of the first shard."""
         shard_id = machine.shard_id
 
         def propose(command: cmd.StreamCommand) -> asyncio.Future[Result]:
             return self._shard_log.command(shard_id, command)
 
-        kind = dispatcher_kind(machine.config)
-        return kind(shard, machine, self._reader, propose, self._clock.now)
+        kind, groups = dispatcher_kind(machine.config), self._shard_log.groups
+        confirm: Callable[[], Awaitable[None]] | None = None
+        if shard.group != home:
+            confirm = partial(self._shard_log.spread.confirm_lately, home, shard.group)
+        elif not groups[home].is_alone:
+            confirm = partial(groups.confirm_led_lately, home)
+        elapsed_ns = partial(groups.elapsed_ns, shard.group)
+        return kind(shard, machine, self._reader, propose, elapsed_ns, confirm)
 
     def _forget(
         self, shard_id: int, consumer_id: int, refusal: Callable[[], ApiError] = consumer_deleted
@@ -270,9 +276,9 @@ class ConsumerManager:
             consumer.new_term(group)
 
     def end_term(self, group: int) -> None:
-        """End what this node did as the leader of ``group``; another node goes on with it."""
+        """End what this node did with the shards of ``group``; another node may go on with it."""
         for consumer in self._all():
-            if consumer.stream.shards[0].group == group:
+            if group in consumer.stream.groups:
                 refusal = partial(no_leader, self._shard_log.groups[group].leader)
                 self._forget(consumer.machine.shard_id, consumer.machine.consumer_id, refusal)
 
@@ -309,6 +315,8 @@ class ConsumerManager:
         """Finish or undo changes of consumers on several shards that a crash interrupted."""
         async with self._lock:
             for stream in self._streams.with_shards():
+                if not stream.is_led:
+                    continue
                 with suppress(ApiError):  # if it fails, the next change of a consumer does it
                     await self._sharded.reconcile(stream)
 

@@ -65,11 +65,17 @@ class Append(msgspec.Struct, tag=19, array_like=True):
         return (
             self.columns.is_sound()
             and len(self.subject_index) == 4 * count
-            and int(np.frombuffer(self.subject_index, np.uint32).max()) < len(self.subjects)
+            and self._last_subject(count) < len(self.subjects)
             and (self.ids is None or len(self.ids) == ID_BYTES * count)
             and (not self.rollups or self._rollups_are_sound(count))
             and (not self.ttls or self._ttls_are_sound(count))
         )
+
+    def _last_subject(self, count: int) -> int:
+        # Most commands have one message, and an array of one costs many times more.
+        if count == 1:
+            return int.from_bytes(self.subject_index, "little")
+        return int(np.frombuffer(self.subject_index, np.uint32).max())
 
     def _rollups_are_sound(self, count: int) -> bool:
         rollups = (self.rollups or {}).items()
@@ -366,6 +372,28 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
     header: ArchiveHeader
 
 
+class _KeyIds(msgspec.Struct, array_like=True):
+    ids: bytes
+
+    def is_sound(self) -> bool:
+        """Whether there are ids, and they ascend."""
+        if not self.ids or len(self.ids) % 8:
+            return False
+        numbers = np.frombuffer(self.ids, np.uint64)
+        return bool(numbers[0]) and bool((numbers[1:] > numbers[:-1]).all())
+
+
+class NameKeys(_KeyIds, tag=42, array_like=True):
+    """Most members of a group have subject keys: ``ids`` (u64, ascending), all of them new."""
+
+
+class ShredKeys(_KeyIds, tag=43, array_like=True):
+    """Members destroy subject keys: ``ids`` (u64, ascending). Their messages are removed already.
+
+    Those that are gone are passed over.
+    """
+
+
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
     """Meta: claim a name and its subjects and get shard ids, ``shards`` of them in a row.
 
@@ -467,10 +495,33 @@ class CreateGroup(msgspec.Struct, tag=30, array_like=True):
     members: tuple[str, ...]
 
 
+class NoteStart(msgspec.Struct, tag=37, array_like=True):
+    """Meta: a node has started, for the ``boots``-th time, as the process ``process``."""
+
+    name: str
+    number: int
+    incarnation: int
+    boots: int
+    process: int
+
+
+class RegisterNode(msgspec.Struct, tag=38, array_like=True):
+    """Meta: the disk of a node was lost; it gets the incarnation after ``above``.
+
+    ``token`` (16 bytes) is the same in all requests of one process.
+    """
+
+    name: str
+    number: int
+    token: bytes
+    above: int
+
+
 class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     """Meta: messages of ``shards`` were erased, and ``nodes`` must remove them from their files.
 
-    ``shredded``: the keys that sealed them were destroyed.
+    ``indexes``: by group, an index at which the messages are deleted. ``shredded``: the keys that
+    sealed them were destroyed.
     """
 
     erasure_id: str
@@ -480,6 +531,7 @@ class RecordErasure(msgspec.Struct, tag=50, array_like=True):
     nodes: list[str]
     time_ns: int
     shredded: bool = False
+    indexes: dict[int, int] = {}
 
 
 class FinishErasures(msgspec.Struct, tag=51, array_like=True):
@@ -490,6 +542,16 @@ class FinishErasures(msgspec.Struct, tag=51, array_like=True):
     time_ns: int
 
 
+class ReopenErasures(msgspec.Struct, tag=52, array_like=True):
+    """Meta: ``node`` gets data from another node, so its pending erasures begin anew.
+
+    That data may have bytes that ``node`` has already removed, if the other node has not yet.
+    """
+
+    node: str
+
+
+ReceiptCommand = RecordErasure | FinishErasures | ReopenErasures
 ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
     Append
@@ -507,6 +569,8 @@ StreamCommand = (
     | EnforceInterest
     | RestorePart
     | FinishRestore
+    | NameKeys
+    | ShredKeys
     | AcceptLoss
 )
 MetaCommand = (
@@ -516,8 +580,9 @@ MetaCommand = (
     | UnlistStream
     | ReleaseStream
     | CreateGroup
-    | RecordErasure
-    | FinishErasures
+    | NoteStart
+    | RegisterNode
+    | ReceiptCommand
     | AssignShards
     | SkipNumbers
 )
@@ -525,7 +590,11 @@ Command = StreamCommand | MetaCommand
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """One log entry: the log time stamped by the leader and commands by shard."""
+    """One log entry: the log time stamped by the leader and commands by shard.
+
+    ``skipped_ns``: the sum of the jumps of log time.
+    """
 
     time_ns: int
     commands: list[tuple[int, Command]]
+    skipped_ns: int = 0

@@ -85,10 +85,11 @@ class Snapshot(msgspec.Struct, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True):
-    """One change of a consumer at a log time."""
+    """One change of a consumer at a log time, with the sum of its jumps until then."""
 
     time_ns: int
     change: Change
+    skipped_ns: int = 0
 
 
 RowsOf = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
@@ -144,7 +145,7 @@ class ConsumerMachine:
     pending: PendingDeliveries = field(default_factory=PendingDeliveries)
     """Deliveries without a final acknowledgement, by stream sequence."""
     acked_ahead: set[int] = field(default_factory=set)
-    """Sequences from ``next_seq`` on that were acknowledged before their delivery was recorded."""
+    """Sequences from ``next_seq`` on that are done: acknowledged, or given up."""
     pinned: Pinned | None = None
     """Messages to deliver before normal delivery starts; None once ``next_seq`` is after them."""
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -187,7 +188,7 @@ class ConsumerMachine:
         settled = self._take(change, step)
         if self.pinned is not None and self.next_seq >= self.pinned.end_seq:
             self._unpin(writes)
-        row = _encode(Delta(step.now_ns, change))
+        row = _encode(Delta(step.now_ns, change, step.skipped_ns))
         self._deltas += 1
         self._delta_bytes += len(row)
         writes.put(keys.consumer_delta_key(self.shard_id, self.consumer_id, self._deltas), row)
@@ -225,35 +226,35 @@ class ConsumerMachine:
     def _deliver(self, deliver: Deliver, step: Step) -> list[int]:
         """Record deliveries; return the sequences that need no ack and are settled at once."""
         settled: list[int] = []
-        seqs, now_ns = deliver.seqs, step.now_ns
+        seqs, elapsed_ns = deliver.seqs, step.elapsed_ns
         # Every delivery that was sent has a number, even if its message was settled meanwhile.
         first, stream_seq = self.delivered.consumer_seq + 1, self.delivered.stream_seq
-        if len(seqs) <= _ONE_BY_ONE or not self._deliver_first(seqs, first, now_ns):
+        if len(seqs) <= _ONE_BY_ONE or not self._deliver_first(seqs, first, elapsed_ns):
             for consumer_seq, seq in enumerate(seqs, first):
-                if self._deliver_one(seq, consumer_seq, now_ns):
+                if self._deliver_one(seq, consumer_seq, elapsed_ns):
                     settled.append(seq)
         if seqs:
             stream_seq = max(stream_seq, seqs[0] if len(seqs) == 1 else max(seqs))
-        self.delivered = SequencePair(first + len(seqs) - 1, stream_seq, now_ns)
+        self.delivered = SequencePair(first + len(seqs) - 1, stream_seq, step.now_ns)
         self._advance(deliver.position)
         return settled
 
-    def _deliver_first(self, seqs: list[int], consumer_seq: int, time_ns: int) -> bool:
+    def _deliver_first(self, seqs: list[int], consumer_seq: int, elapsed_ns: int) -> bool:
         """Record deliveries in one pass, if nothing is to be decided for each of them."""
         return (
             seqs[0] >= self.next_seq
             and not self.acked_ahead
             and self.config.ack_policy != "none"
-            and self.pending.add_first(seqs, consumer_seq, self._deadline_ns(time_ns, 1))
+            and self.pending.add_first(seqs, consumer_seq, self._deadline_ns(elapsed_ns, 1))
         )
 
-    def _deliver_one(self, seq: int, consumer_seq: int, time_ns: int) -> bool:
+    def _deliver_one(self, seq: int, consumer_seq: int, elapsed_ns: int) -> bool:
         """Record a delivery; return whether it needs no ack."""
         item = self.pending.get(seq)
         # A redelivery. The consumer sequence stays that of the first delivery, by which the floor
         # counts.
         if item is not None:
-            deadline_ns = self._deadline_ns(time_ns, item.attempts + 1)
+            deadline_ns = self._deadline_ns(elapsed_ns, item.attempts + 1)
             self.pending.redeliver(seq, item, deadline_ns)
         # Below it, the message was settled after this delivery was sent and before it was
         # recorded. Making it pending again would deliver a settled message.
@@ -261,7 +262,7 @@ class ConsumerMachine:
             if self.config.ack_policy == "none":
                 return True
             if seq not in self.acked_ahead:
-                self.pending.add(seq, Pending(consumer_seq, 1, self._deadline_ns(time_ns, 1)))
+                self.pending.add(seq, Pending(consumer_seq, 1, self._deadline_ns(elapsed_ns, 1)))
         return False
 
     def awaited(self, seqs: Mapping[int, object], top_seq: int) -> set[int]:
@@ -318,6 +319,8 @@ class ConsumerMachine:
             if pending is not None and 0 < self.config.max_deliver <= pending.attempts:
                 step.writes.advisories.append(self._advisory("max_deliver", seq, pending))
                 self.given_up.add(seq)
+                if seq >= self.next_seq:
+                    self.acked_ahead.add(seq)
 
     def _advisory(
         self, kind: AdvisoryType, seq: int, pending: Pending, reason: str = ""
@@ -343,7 +346,7 @@ class ConsumerMachine:
         # nothing.
         for kind, seq, delay_ns in acks.others:
             pending = self.pending.get(seq)
-            self._acknowledge_other(kind, seq, delay_ns, step.now_ns, settled)
+            self._acknowledge_other(kind, seq, delay_ns, step.elapsed_ns, settled)
             # A nak or term of a message that is settled already is no event.
             if pending is None:
                 continue
@@ -389,7 +392,7 @@ class ConsumerMachine:
             settled.append(seq)
 
     def _acknowledge_other(
-        self, kind: AckKind, seq: int, delay_ns: int, time_ns: int, settled: list[int]
+        self, kind: AckKind, seq: int, delay_ns: int, elapsed_ns: int, settled: list[int]
     ) -> None:
         pending = self.pending.get(seq)
         if kind == "ack":
@@ -401,10 +404,10 @@ class ConsumerMachine:
             return
         elif kind == "nak":
             # The delay of the nak, or at once: the leader redelivers at the deadline.
-            self.pending.postpone(seq, pending, min(time_ns + delay_ns, INT64_MAX))
+            self.pending.postpone(seq, pending, min(elapsed_ns + delay_ns, INT64_MAX))
         else:
             # `in_progress`: the ack wait begins again, with the backoff of this delivery.
-            deadline_ns = self._deadline_ns(time_ns, pending.attempts)
+            deadline_ns = self._deadline_ns(elapsed_ns, pending.attempts)
             self.pending.postpone(seq, pending, deadline_ns)
 
     def _move_floor(self, time_ns: int) -> None:
@@ -419,8 +422,8 @@ class ConsumerMachine:
         if stream_seq > self.floor.stream_seq:
             self.floor = SequencePair(consumer_seq, stream_seq, time_ns)
 
-    def _deadline_ns(self, time_ns: int, attempt: int) -> int:
-        return min(time_ns + ack_wait_ns(self.config, attempt), INT64_MAX)
+    def _deadline_ns(self, elapsed_ns: int, attempt: int) -> int:
+        return min(elapsed_ns + ack_wait_ns(self.config, attempt), INT64_MAX)
 
     # Persistence ---------------------------------------------------------------------------------
 
@@ -526,7 +529,7 @@ class ConsumerMachine:
         """Apply one stored delta row, in order."""
         delta = _deltas.decode(row)
         # Its rows are in the store and its advisories were reported: both are dropped here.
-        self._take(delta.change, Step(0, delta.time_ns, Writes()))
+        self._take(delta.change, Step(0, delta.time_ns, Writes(), delta.skipped_ns))
         self._deltas += 1
         self._delta_bytes += len(row)
 

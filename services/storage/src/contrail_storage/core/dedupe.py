@@ -5,9 +5,10 @@ in the order in which the messages were stored. A hash table with chains finds t
 new: a word of filter bits for each chain shows that without a walk. An id takes 33 to 42 bytes.
 Lookups and additions handle the ids of a whole append at once.
 
-An id expires exactly when the log time of its message is at least a window ago. Sequences and times
-ascend together, so the check is one comparison with a sequence, and memory is freed a segment at a
-time. As in JetStream, an id outlives its message (delete, purge, ack) until the window ends.
+An id expires exactly when its message was stored at least a window ago, in elapsed time: log time
+without jumps. Sequences and times ascend together, so the check is one comparison with a sequence,
+and memory is freed a segment at a time. As in JetStream, an id outlives its message (delete, purge,
+ack) until the window ends.
 """
 
 import mmap
@@ -207,7 +208,7 @@ class _Segment:
 
 
 class _Mark(NamedTuple):
-    """The ids of one entry: their log time, count and last sequence, and the row (``entry``)."""
+    """The ids of one entry: elapsed time, count and last sequence, and the row (``entry``)."""
 
     time_ns: int
     ids: int
@@ -270,7 +271,7 @@ class DedupeWindow:
         All ids of an entry are written as one row.
         """
         ids, marks = hashes.ids, self.marks
-        index, time_ns = step.index, step.now_ns
+        index, time_ns = step.index, step.elapsed_ns
         self._remember(hashes, seqs)
         # One row for each entry, so that a window of rows is deleted as one range.
         if marks and marks[-1].entry == index:
@@ -329,7 +330,7 @@ class DedupeWindow:
     # Archives ------------------------------------------------------------------------------------
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Log time, ids and sequences of each entry, oldest first; bits not kept are zero."""
+        """Elapsed time, ids and sequences of each entry, oldest first; bits not kept are zero."""
         at = len(self) - self._live  # expired ids come before the others
         for mark in self.marks:
             parts = list(self._between(at, at + mark.ids))
@@ -346,9 +347,13 @@ class DedupeWindow:
             low, high = low - segment.used, high - segment.used
 
     def restore(self, runs: list[tuple[int, bytes, bytes]], step: Step) -> None:
-        """Add entries of another window, all newer than those here; at most once per log index."""
+        """Add entries of another window, all newer than those here; at most once per log index.
+
+        Their times are log times.
+        """
         row: list[bytes] = []
-        for time_ns, ids, packed in runs:
+        for log_ns, ids, packed in runs:
+            time_ns = log_ns - step.skipped_ns
             seqs = np.frombuffer(packed, np.int64)
             self._take_up(time_ns, ids, seqs, step.index)
             row += (_ROW_HEAD.pack(time_ns, len(seqs)), ids, packed)

@@ -2,7 +2,10 @@
 
 Little-endian::
 
-    entry = version u8 | flags u8 (0) | 0 u16 | crc32c u32 | log time i64 (ns) | commands
+    entry = version u8 | flags u8 | 0 u16 | crc32c u32 | log time i64 (ns) | commands
+
+With flag 1, the sum of the jumps of log time (i64, ns) is between time and commands. Only groups
+of several members whose log time has jumped have it: see `replica.group_time`.
 
 The commands are msgpack: pairs of a shard and a command. The checksum covers everything but
 itself. It is made when the entry is proposed, and compared before a follower logs the entry and
@@ -26,8 +29,11 @@ HEADER_BYTES: Final = 16
 _CRC_AT: Final = 4
 _CHECKED_FROM: Final = 8
 _HEADER: Final = struct.Struct("<4sIq")
+_SKIPPED: Final = struct.Struct("<q")
 _HEAD: Final = bytes((VERSION, 0, 0, 0))
 _HEAD_CRC: Final = crc32c(_HEAD)
+_SKIPPING_HEAD: Final = bytes((VERSION, 1, 0, 0))
+_SKIPPING_HEAD_CRC: Final = crc32c(_SKIPPING_HEAD)
 # Release 0.2 had no header. Its entries are msgpack arrays of two elements, and begin with this.
 _FIRST_BYTE_OF_0_2: Final = 0x92
 
@@ -45,7 +51,7 @@ class EntryVersionError(ValueError):
 
 def encode_entry(entry: Entry) -> bytes:
     """The bytes that are logged and replicated."""
-    return encode_parts(entry.time_ns, entry.commands)
+    return encode_parts(entry.time_ns, entry.commands, entry.skipped_ns)
 
 
 def encode_command(command: Command) -> msgspec.Raw:
@@ -53,12 +59,19 @@ def encode_command(command: Command) -> msgspec.Raw:
     return msgspec.Raw(_encoder.encode(command))
 
 
-def encode_parts(time_ns: int, commands: Sequence[tuple[int, Command | msgspec.Raw]]) -> bytes:
+def encode_parts(
+    time_ns: int, commands: Sequence[tuple[int, Command | msgspec.Raw]], skipped_ns: int = 0
+) -> bytes:
     """As :func:`encode_entry`, for commands that may be encoded already."""
     entry = bytearray(HEADER_BYTES)
-    _encoder.encode_into(commands, entry, HEADER_BYTES)
-    _HEADER.pack_into(entry, 0, _HEAD, 0, time_ns)
-    crc = crc32c(memoryview(entry)[_CHECKED_FROM:], _HEAD_CRC)
+    head, crc, at = _HEAD, _HEAD_CRC, HEADER_BYTES
+    if skipped_ns:
+        head, crc = _SKIPPING_HEAD, _SKIPPING_HEAD_CRC
+        entry += _SKIPPED.pack(skipped_ns)
+        at = len(entry)
+    _encoder.encode_into(commands, entry, at)
+    _HEADER.pack_into(entry, 0, head, 0, time_ns)
+    crc = crc32c(memoryview(entry)[_CHECKED_FROM:], crc)
     entry[_CRC_AT:_CHECKED_FROM] = crc.to_bytes(4, "little")
     # Nobody changes it. A copy of a large entry would take as long as its checksum.
     return cast(bytes, entry)
@@ -67,10 +80,14 @@ def encode_parts(time_ns: int, commands: Sequence[tuple[int, Command | msgspec.R
 def decode_entry(data: bytes) -> Entry:
     """The entry logged as ``data``. Raises EntryDamagedError or EntryVersionError."""
     check_entry(data)
-    _, _, time_ns = _HEADER.unpack_from(data)
+    head, _, time_ns = _HEADER.unpack_from(data)
+    at, skipped_ns = HEADER_BYTES, 0
     try:
-        return Entry(time_ns, _decoder.decode(memoryview(data)[HEADER_BYTES:]))
-    except msgspec.MsgspecError as error:
+        if head == _SKIPPING_HEAD:
+            [skipped_ns] = _SKIPPED.unpack_from(data, at)
+            at += _SKIPPED.size
+        return Entry(time_ns, _decoder.decode(memoryview(data)[at:]), skipped_ns)
+    except (struct.error, msgspec.MsgspecError) as error:
         raise EntryDamagedError(f"its commands do not decode: {error}") from error
 
 
@@ -84,7 +101,7 @@ def check_entry(data: bytes) -> None:
             )
         raise EntryDamagedError("it does not match its checksum")
     # After the checksum: a damaged version is damage, not a newer release.
-    if data[:_CRC_AT] != _HEAD:
+    if data[:_CRC_AT] not in (_HEAD, _SKIPPING_HEAD):
         raise EntryVersionError(f"the log has entries of a newer release (version {data[0]})")
 
 

@@ -1,8 +1,8 @@
 """Receipts of erasures: the shards whose deleted bytes must leave all files, and their progress.
 
 Receipts are part of the meta machine, so a receipt outlives its stream. A receipt has neither
-subjects nor sequences. When it is recorded, the messages are already deleted; each node then
-removes all deleted bytes of the shards from its files.
+subjects nor sequences. When it is recorded, the messages are already deleted; each node that has a
+copy of the shards applies that, and then removes all deleted bytes of the shards from its files.
 """
 
 from collections.abc import Iterable
@@ -24,6 +24,8 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
     """One receipt. ``replicas`` has the log time in ns at which each node finished (0: not yet).
 
     ``shredded`` says that the keys of the messages were destroyed, so nobody can read them.
+    ``indexes`` has an index of each group at which the messages are deleted. Before a node has
+    applied it, the node would find nothing to remove.
     """
 
     erasure_id: str
@@ -32,6 +34,7 @@ class Erasure(msgspec.Struct, array_like=True, frozen=True):
     messages: int
     replicas: dict[str, int]
     shredded: bool = False
+    indexes: dict[int, int] = {}
 
     @property
     def done_ns(self) -> int:
@@ -62,11 +65,15 @@ class ErasureLedger:
         """Whether a receipt was finished so long ago that it can be removed."""
         return any(0 < one.done_ns <= now_ns - KEPT_NS for one in self.receipts.values())
 
-    def apply(self, command: cmd.RecordErasure | cmd.FinishErasures, writes: Writes) -> Result:
+    def apply(self, command: cmd.ReceiptCommand, writes: Writes) -> Result:
         """Apply one command, and add its changes to ``writes``."""
-        if isinstance(command, cmd.RecordErasure):
-            return self.record(command, writes)
-        return self.finish(command, writes)
+        match command:
+            case cmd.RecordErasure():
+                return self.record(command, writes)
+            case cmd.FinishErasures():
+                return self.finish(command, writes)
+            case cmd.ReopenErasures():
+                return Done(changed=self.reopen(command.node, writes))
 
     def record(self, command: cmd.RecordErasure, writes: Writes) -> Result:
         """Add a receipt; at the maximum, it replaces the oldest finished one."""
@@ -92,6 +99,7 @@ class ErasureLedger:
             command.messages,
             replicas,
             command.shredded,
+            command.indexes,
         )
         self._put(receipt, writes)
         return Done()
@@ -106,6 +114,24 @@ class ErasureLedger:
                 self._put(msgspec.structs.replace(known, replicas=replicas), writes)
         self._forget_old(command.time_ns, writes)
         return Done()
+
+    def reopen(self, node: str, writes: Writes, lost_group: int | None = None) -> bool:
+        """Have a node do its part of all pending receipts again; return whether any has changed.
+
+        Done receipts stay: no node has those bytes any more, so the node cannot get them either.
+        ``lost_group`` is a group whose log went with the node's disk: its indexes begin anew.
+        """
+        pending = [one for one in self.receipts.values() if not one.done_ns]
+        changed = False
+        for one in pending:
+            if node in one.replicas:
+                indexes = {at: index for at, index in one.indexes.items() if at != lost_group}
+                replicas = one.replicas | {node: 0}
+                again = msgspec.structs.replace(one, replicas=replicas, indexes=indexes)
+                if again != one:
+                    self._put(again, writes)
+                    changed = True
+        return changed
 
     def _put(self, erasure: Erasure, writes: Writes) -> None:
         self.receipts[erasure.erasure_id] = erasure
@@ -123,6 +149,10 @@ class ErasureLedger:
     def _key(self, erasure: Erasure) -> bytes:
         number = self._numbers[erasure.erasure_id]
         return keys.large_key(keys.ERASURE, cmd.META_SHARD, number)
+
+    def take_over(self, other: "ErasureLedger") -> None:
+        """Replace the receipts by those of ``other``, which must not be used afterwards."""
+        self.receipts, self._numbers, self._next = other.receipts, other._numbers, other._next
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Load the receipts from their rows, given as (key, value) in key order."""

@@ -12,14 +12,24 @@ import msgspec
 from contrail_common import errors
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
+from contrail_storage.core.node_table import NodeTable
 from contrail_storage.core.results import Done, Refused, Result, Writes
 
 
 class GroupEntry(msgspec.Struct, array_like=True, frozen=True):
-    """A group: its number, and the ids of its member nodes, the preferred leader first."""
+    """A group: its number, and the ids of its member nodes, the preferred leader first.
+
+    ``incarnations`` are those of the members when it was made (none: all 1). A member with another
+    one has lost what it voted and acknowledged in this group.
+    """
 
     number: int
     members: tuple[str, ...]
+    incarnations: tuple[int, ...] = ()
+
+    def incarnation_of(self, member: str) -> int:
+        """The incarnation in which a member has taken part from the beginning."""
+        return self.incarnations[self.members.index(member)] if self.incarnations else 1
 
 
 class GroupTable:
@@ -28,11 +38,12 @@ class GroupTable:
     def __init__(self) -> None:
         self.groups: dict[int, GroupEntry] = {}
 
-    def create(self, command: cmd.CreateGroup, writes: Writes) -> Result:
-        """Add a group; a repeated command changes nothing."""
-        entry = GroupEntry(command.number, command.members)
+    def create(self, command: cmd.CreateGroup, nodes: NodeTable, writes: Writes) -> Result:
+        """Add a group of known ``nodes``; a repeated command changes nothing."""
+        incarnations = tuple(map(nodes.incarnation, command.members))
+        entry = GroupEntry(command.number, command.members, incarnations)
         known = self.groups.get(entry.number)
-        if known is not None and known != entry:
+        if known is not None and known.members != entry.members:
             detail = f"group {entry.number} has other members"
             return Refused(errors.PRECONDITION_FAILED.code, detail)
         if not _is_sound(entry):

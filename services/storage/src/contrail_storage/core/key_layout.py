@@ -18,6 +18,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``X`` | u64 deadline, u64 first sequence | sequences that are due then (i64 each) |
 | ``C`` / ``c`` | u32 consumer (/ u64 number) | consumer: snapshot / delta |
 | ``R`` | u32 group | members of a group (of the meta shard) |
+| ``U`` | u32 node | incarnation and newest start of a node (of the meta shard) |
 | ``E`` | u64 number | receipt of an erasure (of the meta shard) |
 | ``F`` | u32 consumer, u32 number | consumer: messages to deliver first |
 | ``J`` | u32 consumer, u32 number | consumer: a chunk of its pending deliveries |
@@ -25,6 +26,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``Q`` | u64 window | subject ids and sizes of the messages of a window |
 | ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
 | ``O`` | - | group of the shard (u32) |
+| ``Y`` | u64 id | empty: a shared subject key that is in use; id 0: the last id (u64) |
 | ``K`` | - | second record (checkpoint) |
 """
 
@@ -48,12 +50,14 @@ CONSUMER: Final = b"C"
 CONSUMER_DELTA: Final = b"c"
 ERASURE: Final = b"E"
 MEMBERS: Final = b"R"
+NODE: Final = b"U"
 PINNED: Final = b"F"
 PENDING: Final = b"J"
 LOSS: Final = b"W"
 STOPPED: Final = b"H"
 WINDOW: Final = b"Q"
 GROUP: Final = b"O"
+SUBJECT_KEY: Final = b"Y"
 
 SHARD_KINDS: Final = (
     BLOCK,
@@ -76,8 +80,12 @@ SHARD_KINDS: Final = (
     STOPPED,
     WINDOW,
     GROUP,
+    SUBJECT_KEY,
 )
 """All kinds of rows that belong to one shard."""
+
+META_KINDS: Final = (STREAM, ERASURE, MEMBERS, NODE)
+"""All kinds of rows of the meta machine."""
 
 _U32: Final = struct.Struct(">cI")
 _U32_U32: Final = struct.Struct(">cII")

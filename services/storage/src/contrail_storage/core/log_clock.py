@@ -5,6 +5,7 @@ millisecond a second. While the wall clock is behind, log time runs at half spee
 catches up, and every deadline still passes.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from contrail_common.timeunits import NS_PER_S, format_time
 
 SLEW_DIVISOR: Final = 1_000
 SLOWED_DIVISOR: Final = 2
+_AGREE_NS: Final = 10 * NS_PER_S
 _DAY_S: Final = 86_400
 
 
@@ -72,6 +74,39 @@ def doubt(known_ns: int, wall_ns: int, jump_max_ns: int) -> str:
         f"recorded time ({_to_second(known_ns)}): writes wait until the clock is corrected "
         "or the system reports it as synchronized. If the server was off for that long, "
         f"start it once with --max-clock-jump {ahead_s // _DAY_S + 1}d"
+    )
+
+
+def lower_median(walls_ns: Sequence[int]) -> int:
+    """The wall clock that counts among several: half of them, or one less, are earlier.
+
+    So one clock that is ahead never counts, and one that is behind only among two.
+    """
+    return sorted(walls_ns)[(len(walls_ns) - 1) // 2]
+
+
+def agree(walls_ns: Sequence[int], count: int) -> bool:
+    """Whether ``count`` of the wall clocks are within ten seconds."""
+    ordered = sorted(walls_ns)
+    pairs = zip(ordered, ordered[count - 1 :], strict=False)
+    return any(last - first <= _AGREE_NS for first, last in pairs)
+
+
+def disagreement(known_ns: int, walls_ns: Sequence[int], majority: int, jump_max_ns: int) -> str:
+    """Why a new leader must not use the wall clocks, as a sentence; empty if it may.
+
+    The sentence says what ends it: clocks that agree, or an operator.
+    """
+    ahead_ns = lower_median(walls_ns) - known_ns
+    if ahead_ns <= jump_max_ns or agree(walls_ns, majority):
+        return ""
+    shown = ", ".join(_to_second(one) for one in sorted(walls_ns))
+    ahead_s = ahead_ns // NS_PER_S
+    return (
+        f"the clocks of the nodes disagree ({shown}), and the last known time is "
+        f"{_to_second(known_ns)}: times continue from there until most of the clocks agree. If "
+        f"the nodes were off for that long, start them once with --max-clock-jump "
+        f"{ahead_s // _DAY_S + 1}d"
     )
 
 

@@ -25,6 +25,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.erasures import ErasureLedger
 from contrail_storage.core.group_table import GroupTable
+from contrail_storage.core.node_table import NodeTable
 from contrail_storage.core.results import Done, Refused, Reserved, Result, Writes
 
 Stage = Literal["reserved", "listed", "unlisted"]
@@ -68,6 +69,7 @@ class MetaMachine:
         """Names of all entries in `streams`, in order."""
         self.erasures = ErasureLedger()
         self.group_table = GroupTable()
+        self.node_table = NodeTable()
         self.next_shard_id = 1
         """The next shard id; lower ids are never used again."""
         # Shards of all entries in `streams`.
@@ -76,6 +78,8 @@ class MetaMachine:
         """How many of the shards in `streams` each group has, without the usual groups."""
         # The group of each of these shards.
         self._groups: dict[int, int] = {}
+        # The group of the first shard, by shard of each stream that is in several groups.
+        self._homes: dict[int, int] = {}
         # The name of each entry in `streams`, by its subjects. Two entries never overlap.
         self._claims: SubjectTree[str] = SubjectTree()
 
@@ -94,8 +98,14 @@ class MetaMachine:
             case cmd.ReleaseStream():
                 result = self._release(command.name, writes, command.incarnation)
             case cmd.CreateGroup():
-                result = self.group_table.create(command, writes)
-            case cmd.RecordErasure() | cmd.FinishErasures():
+                result = self.group_table.create(command, self.node_table, writes)
+            case cmd.NoteStart():
+                result = self.node_table.note_start(command, writes)
+            case cmd.RegisterNode():
+                result = self.node_table.register(command, self.next_shard_id, writes)
+                if isinstance(result, Done) and result.changed:
+                    self.erasures.reopen(command.name, writes, lost_group=command.number)
+            case cmd.RecordErasure() | cmd.FinishErasures() | cmd.ReopenErasures():
                 result = self.erasures.apply(command, writes)
             case cmd.AssignShards() | cmd.SkipNumbers():
                 result = self._make_up(command, writes)
@@ -127,6 +137,25 @@ class MetaMachine:
         """The group whose log has the entries of a shard."""
         usual = keys.MEMORY_GROUP if keys.is_in_memory(shard_id) else keys.SHARD_GROUP
         return self._groups.get(shard_id, usual)
+
+    def home_of(self, shard_id: int) -> int:
+        """The group of the first shard of the stream that a shard belongs to."""
+        home = self._homes.get(shard_id)
+        return self.group_of(shard_id) if home is None else home
+
+    def spread_from(self, home: int) -> dict[int, int]:
+        """The shards of streams that are in several groups, the first of them in ``home``.
+
+        With their groups, by shard id.
+        """
+        return {one: self._groups[one] for one, first in self._homes.items() if first == home}
+
+    def loser_of(self, entry: StreamEntry) -> str:
+        """Name of the node that lost the only copy of a listed stream; empty if none did."""
+        shard_id = entry.shard_id
+        if entry.stage != "listed" or keys.is_in_memory(shard_id):
+            return ""
+        return self.node_table.loser_of(shard_id, self.group_of(shard_id))
 
     def _entry(self, name: str, incarnation: str) -> StreamEntry | None:
         """The entry of ``name`` if it has this ``incarnation`` ("": any); None otherwise."""
@@ -247,6 +276,7 @@ class MetaMachine:
         self._shard_count -= entry.shards
         for shard_id in entry.shard_ids:
             self._groups.pop(shard_id, None)
+            self._homes.pop(shard_id, None)
         self.shards_in.subtract(entry.groups)
         writes.delete(self._key(entry.shard_id))
         return Done()
@@ -261,6 +291,8 @@ class MetaMachine:
         if known is None:
             insort(self.names, entry.name)
             self._groups.update(zip(entry.shard_ids, entry.groups, strict=False))
+            if len(set(entry.groups)) > 1:
+                self._homes.update(dict.fromkeys(entry.shard_ids, entry.groups[0]))
             self.shards_in.update(entry.groups)
         self.streams[entry.name] = entry
         before = () if known is None else known.subjects
@@ -277,8 +309,10 @@ class MetaMachine:
     def take_over(self, other: "MetaMachine") -> None:
         """Replace the state by that of ``other``, which must not be used afterwards."""
         self.streams, self.names, self._claims = other.streams, other.names, other._claims
-        self.erasures, self.group_table = other.erasures, other.group_table
+        self.erasures.take_over(other.erasures)
+        self.group_table, self.node_table = other.group_table, other.node_table
         self._groups, self.shards_in = other._groups, other.shards_in
+        self._homes = other._homes
         self.next_shard_id, self._shard_count = other.next_shard_id, other._shard_count
 
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:

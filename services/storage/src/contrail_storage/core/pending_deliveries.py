@@ -34,12 +34,24 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Pending(msgspec.Struct, array_like=True, gc=False):
     """One unacknowledged message: ``consumer_seq`` of its first delivery, ``attempts``, deadline.
 
-    The deadline is a log time.
+    The deadline is an elapsed time: a log time without jumps.
     """
 
     consumer_seq: int
     attempts: int
     deadline_ns: int
+
+
+def moved(pending: dict[int, Pending], by_ns: int) -> dict[int, Pending]:
+    """The same deliveries with deadlines that are later by ``by_ns``, which may be negative."""
+    if not by_ns:
+        return pending
+    return {
+        seq: Pending(
+            one.consumer_seq, one.attempts, max(min(one.deadline_ns + by_ns, INT64_MAX), 0)
+        )
+        for seq, one in pending.items()
+    }
 
 
 _rows: Final = msgspec.msgpack.Decoder(dict[int, Pending])

@@ -147,9 +147,15 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     """One command being applied: the log index and log time of its entry, and its writes.
 
     Several commands of an entry share its index and its writes. ``now_ns`` never decreases within
-    a shard.
+    a shard. ``skipped_ns`` is the sum of the jumps of log time until then.
     """
 
     index: int
     now_ns: int
     writes: Writes
+    skipped_ns: int = 0
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Log time without jumps: duplicate windows and deadlines of deliveries run on it."""
+        return self.now_ns - self.skipped_ns

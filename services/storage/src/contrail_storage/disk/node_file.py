@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 from crc32c import crc32c
 from msgspec.structs import replace
 
@@ -19,6 +20,7 @@ _VERSION: Final = 1
 _IDENTITY_VERSION: Final = 2
 IDENTITY_NAME: Final = "identity"
 LOG_NAME: Final = "wal"
+_log = structlog.get_logger("contrail.node")
 
 
 NO_CLUSTER: Final = bytes(16)
@@ -43,7 +45,8 @@ class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     A node alone is a formed cluster of one, and has number 1. The incarnation increases when the
     node has lost its data; `boots` increases with each start that changes the folder, so that a
     copy of an older folder is noticed. Encryption never changes, and neither does whether the node
-    is `alone`.
+    is `alone`. `nodes` are the names with which the cluster was formed, in order.
+    `has_unreplicated`: whether the folder may have shards without replicas on other nodes.
     """
 
     node_id: str
@@ -54,6 +57,21 @@ class NodeIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     boots: int = 0
     stage: Stage = Stage.FORMED
     alone: bool = True
+    nodes: tuple[str, ...] = ()
+    has_unreplicated: bool = True
+
+    @classmethod
+    def of_empty(cls, node_id: str, *, encrypted: bool) -> "NodeIdentity":
+        """The identity of an empty folder, whose node has yet to join its cluster."""
+        return cls(
+            node_id,
+            1,
+            encrypted,
+            node_number=0,
+            stage=Stage.EMPTY,
+            alone=False,
+            has_unreplicated=False,
+        )
 
 
 def write_node_file(files: Files, path: Path, payload: bytes) -> None:
@@ -94,15 +112,44 @@ def read_node_file(files: Files, path: Path) -> bytes:
     return payload
 
 
+def copy_of(path: Path) -> Path:
+    """The second copy of a file that is kept twice."""
+    return path.with_name(f"{path.name}.copy")
+
+
+def write_twice(files: Files, path: Path, payload: bytes) -> None:
+    """As :func:`write_node_file`, for a file and its copy."""
+    write_node_file(files, copy_of(path), payload)
+    write_node_file(files, path, payload)
+
+
+def read_either(files: Files, path: Path) -> bytes:
+    """As :func:`read_node_file`; from the copy if the file itself is damaged or missing."""
+    try:
+        return read_node_file(files, path)
+    except (NodeFileDamagedError, FileNotFoundError) as error:
+        try:
+            payload = read_node_file(files, copy_of(path))
+        except (NodeFileDamagedError, FileNotFoundError):
+            raise error from None
+        _log.warning("read_from_copy", file=path.name, reason=str(error))
+        return payload
+
+
 def save_identity(files: Files, directory: Path, identity: NodeIdentity) -> None:
     """Write the node's identity durably. Raises OSError."""
     fields = msgspec.to_builtins(identity, builtin_types=(bytes,))
     payload = msgspec.msgpack.encode({"version": _IDENTITY_VERSION, **fields})
-    write_node_file(files, directory / IDENTITY_NAME, payload)
+    write_twice(files, directory / IDENTITY_NAME, payload)
 
 
 def begin_boot(
-    files: Files, directory: Path, identity: NodeIdentity, new_cluster_id: bytes
+    files: Files,
+    directory: Path,
+    identity: NodeIdentity,
+    new_cluster_id: bytes,
+    *,
+    has_unreplicated: bool,
 ) -> NodeIdentity:
     """Note durably that the node starts, and return its identity from now on. Raises OSError.
 
@@ -111,7 +158,12 @@ def begin_boot(
     cluster_id = identity.cluster_id
     if cluster_id == NO_CLUSTER and identity.stage is Stage.FORMED:
         cluster_id = new_cluster_id
-    booted = replace(identity, cluster_id=cluster_id, boots=identity.boots + 1)
+    booted = replace(
+        identity,
+        cluster_id=cluster_id,
+        boots=identity.boots + 1,
+        has_unreplicated=has_unreplicated,
+    )
     save_identity(files, directory, booted)
     return booted
 
@@ -123,7 +175,7 @@ def load_identity(files: Files, directory: Path) -> NodeIdentity | None:
     wrote it.
     """
     try:
-        payload = read_node_file(files, directory / IDENTITY_NAME)
+        payload = read_either(files, directory / IDENTITY_NAME)
         fields = msgspec.msgpack.decode(payload, type=dict[str, Any])
         version = fields.pop("version", 1)  # release 0.2 wrote none, and no cluster
         if version not in (1, _IDENTITY_VERSION):

@@ -198,7 +198,7 @@ class Reader:
         """
         name = shard.machine.subjects.name(int(block.subject_ids[position]))
         try:
-            return self.opener.message(block, position, name)
+            return self.opener.message(shard.machine.shard_id, block, position, name)
         except ContentBrokenError as error:
             raise self.damage(shard, block.base_seq, error) from error
 
@@ -208,7 +208,7 @@ class Reader:
         The other messages are blank, and so are those whose keys were destroyed.
         """
         try:
-            return self.opener.columns(block.columns, positions)[0]
+            return self.opener.columns(shard.machine.shard_id, block.columns, positions)[0]
         except ContentBrokenError as error:
             raise self.damage(shard, block.base_seq, error) from error
 

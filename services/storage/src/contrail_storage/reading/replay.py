@@ -221,7 +221,7 @@ class Replayer:
             view = views[view_at]
             if first_seq < view.base_seq or first_seq + count > view.last_seq + 1:
                 raise BlockMissingError(f"block {view.base_seq} was replaced")
-        return self._encoded(unit, views, encoder)
+        return self._encoded(shard_id, unit, views, encoder)
 
     def _view(self, shard_id: int, bases: list[int]) -> list[BlockView]:
         try:
@@ -238,14 +238,17 @@ class Replayer:
                 return base
         return bases[0]
 
-    def _encoded(self, unit: "_Unit", views: list[BlockView], encoder: "Encoder") -> "_Made":
+    def _encoded(
+        self, shard_id: int, unit: "_Unit", views: list[BlockView], encoder: "Encoder"
+    ) -> "_Made":
         """Encode a unit. Runs in a thread."""
         runs = []
         for view_at, first_seq, count in unit.wanted:
             low = first_seq - views[view_at].base_seq
             runs.append(Run(views[view_at], low, low + count))
         try:
-            selection = unseal(self._reader.opener, select(runs, unit.live, unit.lookup))
+            chosen = select(runs, unit.live, unit.lookup)
+            selection = unseal(self._reader.opener, shard_id, chosen)
         except ContentBrokenError as error:
             raise _DamagedError(error.base_seq or unit.bases[0], error) from error
         if not selection.count:
@@ -264,7 +267,9 @@ class Replayer:
                 extents = [(one.base_seq, one.count) for one in views]
                 await self._reader.prepare(shard, scan.wanted)
                 unit = scan.choose(unit.bases, extents, seq)
-                return await self._in_thread(self._encoded, unit, views, encoder), unit.high + 1
+                shard_id, high = scan.shard_id, unit.high
+                made = await self._in_thread(self._encoded, shard_id, unit, views, encoder)
+                return made, high + 1
             except BlockMissingError:
                 continue  # merged or trimmed while it was read: look again
             except _DamagedError as error:

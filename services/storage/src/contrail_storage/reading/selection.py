@@ -173,10 +173,10 @@ def _as_array(positions: NDArray[np.intp]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(sequence), [None, pa.py_buffer(sequence)])
 
 
-def unseal(opener: ContentOpener, selection: Selection) -> Selection:
+def unseal(opener: ContentOpener, shard_id: int, selection: Selection) -> Selection:
     """Decrypt ``selection``; leave out messages whose keys were destroyed.
 
-    Raises ContentBrokenError.
+    Raises as `ContentOpener` does.
     """
     if all(run.block.seals is None for run in selection.runs):
         return selection
@@ -184,7 +184,7 @@ def unseal(opener: ContentOpener, selection: Selection) -> Selection:
     rows = []
     begin = 0
     for at, run in enumerate(selection.runs):
-        opened, positions = _opened(opener, run, selection.positions(at))
+        opened, positions = _opened(opener, shard_id, run, selection.positions(at))
         runs.append(opened)
         rows.append(positions + (begin - run.low))
         begin += run.stop - run.low
@@ -192,7 +192,7 @@ def unseal(opener: ContentOpener, selection: Selection) -> Selection:
 
 
 def _opened(
-    opener: ContentOpener, run: Run, positions: NDArray[np.intp]
+    opener: ContentOpener, shard_id: int, run: Run, positions: NDArray[np.intp]
 ) -> tuple[Run, NDArray[np.intp]]:
     """Return a run with ``positions`` decrypted, and the positions whose keys exist."""
     block, low, stop = run
@@ -202,7 +202,7 @@ def _opened(
         block.count, block.offsets.tobytes(), bytes(block.payload), None, block.seals
     )
     try:
-        columns, gone = opener.columns(sealed, positions.tolist())
+        columns, gone = opener.columns(shard_id, sealed, positions.tolist())
     except ContentBrokenError as error:
         error.base_seq = block.base_seq
         raise

@@ -54,7 +54,7 @@ from contrail_storage.replica.loading import applied_indexes, load_meta, load_sh
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.seal.frames import SealBrokenError
-from contrail_storage.seal.keyring import KEYS_NAME, Keyring, KeysRefusedError, find_keyring
+from contrail_storage.seal.keyring import Keyring, KeysRefusedError, find_keyring, has_keys
 from contrail_storage.store.block_codecs import BLOCK_CODECS, codec_of
 from contrail_storage.store.block_store import BlockStore, index_row, span_of
 from contrail_storage.store.checkpoint import Checkpoint, newest_record
@@ -161,7 +161,7 @@ def accept_data_loss(folder: Folder, damage: Exception | None) -> None:
     Raises DataLostError if nothing sensible can be kept, KeysRefusedError, NodeFileDamagedError,
     or OSError if the disk fails. Then nothing has changed, unless the text says otherwise.
     """
-    keyring = _keyring_of(folder)
+    keyring = keyring_of(folder)
     try:
         _make(folder, damage, keyring)
     except BaseException as error:
@@ -201,14 +201,15 @@ def _make(folder: Folder, damage: Exception | None, keyring: Keyring | None) -> 
         store.close()
 
 
-def _keyring_of(folder: Folder) -> Keyring | None:
+def keyring_of(folder: Folder) -> Keyring | None:
+    """The keyring of a damaged folder; None if it is not encrypted."""
     try:
         return find_keyring(folder.files, folder.data_dir, folder.node_keys)
     except NodeFileDamagedError:
         if not _identity_is_damaged(folder):
             raise
     # A damaged identity does not say whether the folder is encrypted. The file of data keys does.
-    if not (folder.data_dir / KEYS_NAME).exists():
+    if not has_keys(folder.files, folder.data_dir):
         return None
     if not folder.node_keys:
         raise KeysRefusedError(f"{folder.data_dir} is encrypted, but no encryption key was given")

@@ -18,6 +18,7 @@ _OTHER_KINDS: Final = (
     keys.APPLIED,
     keys.shard_key(keys.ERASURE, META_SHARD),
     keys.shard_key(keys.MEMBERS, META_SHARD),
+    keys.shard_key(keys.NODE, META_SHARD),
     b"K",
 )
 _NAMING_KINDS: Final = (keys.STREAM, keys.COUNTERS, keys.BLOCK_INDEX)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrail_common.columns.blocks import BlockCodec
+from contrail_storage.core import key_layout as keys
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.options import NodeOptions
 from contrail_storage.repair.swap import STORE_NAME
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.loading import load_node
+from contrail_storage.replica.loading import load_applied, load_node
 from contrail_storage.replica.store_writer import Job, StoreWriter
 from contrail_storage.replica.write_behind import ReplayBehind
 from contrail_storage.seal.keyring import Keyring
@@ -46,6 +47,8 @@ class Rebuilt:
     applier: Applier
     ends: Mapping[int, int]
     """By group: the last entry that was applied."""
+    without: frozenset[int]
+    """The groups whose shards are left out."""
 
 
 def rebuild(
@@ -54,10 +57,13 @@ def rebuild(
     log: NodeLog,
     applied: Mapping[int, int] | None,
     *,
+    without: frozenset[int],
     writable: bool,
     given_up: Callable[[], bool],
 ) -> Rebuilt:
     """Open the store, load it, and apply the log up to the indexes ``applied`` (None: all of it).
+
+    Shards of the groups ``without`` are left out.
 
     If not ``writable``, the store is opened for reading, and later state stays in memory. Blocks;
     ``given_up`` is called from this thread and says that nobody waits any longer. Raises OSError,
@@ -70,13 +76,13 @@ def rebuild(
         kept = store if keyring is None else SealedStore(store, keyring)
         work = _Rebuilding(kept, options, given_up, writable=writable)
         try:
-            ends = work.run(log, applied)
+            ends = work.run(log, applied, without)
         finally:
             work.stop()
     except BaseException:
         store.close()
         raise
-    return Rebuilt(store, work.meta, work.applier, ends)
+    return Rebuilt(store, work.meta, work.applier, ends, without)
 
 
 class _Rebuilding:
@@ -112,11 +118,16 @@ class _Rebuilding:
         )
         self._writer.start()
 
-    def run(self, log: NodeLog, applied: Mapping[int, int] | None) -> dict[int, int]:
+    def run(
+        self, log: NodeLog, applied: Mapping[int, int] | None, without: frozenset[int]
+    ) -> dict[int, int]:
         # The rows are the state at the indexes of the store, and the log continues from there.
-        load_node(self._store.scan, self.meta, self.applier, self._blocks)
+        load_applied(lambda kind: self._store.scan(kind, keys.prefix_end(kind)), self.applier)
+        load_node(self._store.scan, self.meta, self.applier, self._blocks, without)
         ends = dict(self.applier.written_indexes)
         for group, held in sorted(log.read_back(ends).items()):
+            if group in without:
+                continue
             for data, index, term in held.entries:
                 # Entries after the node's index are not committed, or not applied yet. They reach
                 # the machines through the group.

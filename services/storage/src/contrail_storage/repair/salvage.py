@@ -6,7 +6,7 @@ the store is ahead of the damage, nothing is missing, and later entries continue
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from contrail_storage.core.entry_codec import EntryDamagedError, check_entry
@@ -96,20 +96,30 @@ def begin_again(
     sealer: Sealer | None,
     groups: Mapping[int, tuple[int, int, SalvagedGroup]],
 ) -> None:
-    """Write a log whose groups begin after (index, term) of `groups`, with their known votes."""
+    """Write a log whose groups begin after (index, term) of `groups`, with their known votes.
+
+    Entries of a group after that index follow.
+    """
     files.make_directory(directory)
     segment = new_segment(1, 1)
-    body = b"".join(
-        codec.hard_state_record(group, term, held.voted_for, held.flags)
+    heads = b"".join(
+        codec.hard_state_record(group, max(term, held.term), held.voted_for, held.flags)
         + codec.mark_record(RecordKind.BASE, group, index, term)
         for group, (index, term, held) in groups.items()
     )
-    if sealer is not None:
-        body = codec.sealed_body(body, Seal(sealer, segment.salt, 1))
+    entries = (
+        codec.record_header(RecordKind.ENTRY, group, index, term, len(data)) + data
+        for group, (base, _, held) in groups.items()
+        for data, index, term in held.entries
+        if index > base
+    )
     handle = files.create(directory / segment.name)
     try:
-        # The second batch is empty. It distinguishes damage in the first one from a torn tail.
-        for number, part in ((1, body), (2, b"")):
+        # The last batch is empty. It distinguishes damage in the one before from a torn tail.
+        for number, plain in enumerate(chain((heads,), entries, (b"",)), start=1):
+            part = plain
+            if sealer is not None:
+                part = codec.sealed_body(plain, Seal(sealer, segment.salt, number))
             head = codec.batch_header(segment.salt, number, part, sealed=sealer is not None)
             handle.write([head, part])
         handle.sync()

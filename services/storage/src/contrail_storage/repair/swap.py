@@ -12,13 +12,20 @@ from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import (
     IDENTITY_NAME,
     LOG_NAME,
+    copy_of,
     read_node_file,
     write_node_file,
 )
 
 STORE_NAME: Final = "store"
 CHECKPOINTS_NAME: Final = "checkpoints"
-_PARTS: Final = (STORE_NAME, LOG_NAME, CHECKPOINTS_NAME, IDENTITY_NAME)
+_PARTS: Final = (
+    STORE_NAME,
+    LOG_NAME,
+    CHECKPOINTS_NAME,
+    IDENTITY_NAME,
+    copy_of(Path(IDENTITY_NAME)).name,
+)
 _MAKING: Final = "accepting"
 _MADE: Final = "accepted"
 _ASIDE: Final = "damaged"

@@ -25,13 +25,20 @@ from contrail_storage.core.commands import (
     Entry,
     FinishRestore,
     ListStream,
+    MetaCommand,
+    NameKeys,
+    NoteStart,
+    ReceiptCommand,
+    RegisterNode,
+    ReserveStream,
     RestorePart,
+    ShredKeys,
     UnlistStream,
 )
 from contrail_storage.core.entry_codec import decode_entry, entry_crc
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.meta_machine import MetaMachine
-from contrail_storage.core.results import ConsumerPut, Refused, Result, Writes
+from contrail_storage.core.results import ConsumerPut, Done, Refused, Result, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.changes import Changes
@@ -82,6 +89,10 @@ _log = structlog.get_logger("contrail.apply")
 def _makes(command: Command) -> bool:
     """Whether the command may create a shard."""
     return isinstance(command, _MAKING) and getattr(command, "may_create", True)
+
+
+class StateDamagedError(Exception):
+    """An entry needs stored data that cannot be read; other members of the group may have it."""
 
 
 class JobSink(Protocol):
@@ -139,8 +150,6 @@ class Applier:
         """By number. The event loop changes it; the store's writer thread looks shards up."""
         self.chains: dict[int, Chain] = {}
         """By group: the log time and the digest of everything that was applied."""
-        self.last_entry_ns = 0
-        """The latest time of an applied entry, in log time."""
         self.unwritten_bytes = 0
         """Bytes of applied entries that the store does not have yet."""
         self.changes = Changes()
@@ -154,8 +163,16 @@ class Applier:
         """Called with a shard that has just stopped; its machine may be partly changed."""
         self.tells: Callable[[int], bool] = lambda group: True
         """Whether this node tells the events of a group; of its members, only one does."""
-        self.on_group: Callable[[], None] = lambda: None
-        """Called when the cluster has got another group."""
+        self.is_replicated: Callable[[int], bool] = lambda group: False
+        """Whether other nodes have the state of a group too."""
+        self.on_cluster: Callable[[], None] = lambda: None
+        """Called when the groups or nodes of the cluster have changed."""
+        self.on_keys: Callable[[int, NameKeys | ShredKeys], None] = lambda shard_id, command: None
+        """Called with a shard and each command that changed which subject keys it has."""
+        self.on_reserved: Callable[[str], None] = lambda name: None
+        """Called with the name of each stream that may be being made."""
+        self.on_receipts: Callable[[MetaCommand], None] = lambda command: None
+        """Called with each command that may have changed receipts of erasures."""
         self._behind: JobSink = sink or WriteBehind(writer, blocks, self.written)
 
     def new_shard(self, shard_id: int, group: int) -> Shard:
@@ -210,7 +227,8 @@ class Applier:
         counters = [(at, one.machine.counters) for at, one in touched.items() if one is not None]
         before = self.chains.get(job.group, NO_CHAIN)
         digest = next_digest(before.digest, job.index, job.term, entry_crc(data), results, counters)
-        self.chains[job.group] = job.chain = Chain(max(before.time_ns, entry.time_ns), digest)
+        time_ns = max(before.time_ns, entry.time_ns)
+        self.chains[job.group] = job.chain = Chain(time_ns, digest, entry.skipped_ns)
 
     def _advance(self, writes: Writes) -> None:
         """Let readers see the appended messages."""
@@ -231,13 +249,16 @@ class Applier:
     def _apply_entry(
         self, group: int, index: int, entry: Entry, writes: Writes
     ) -> list[Result | Unapplied]:
-        self.last_entry_ns = max(self.last_entry_ns, entry.time_ns)
         results: list[Result | Unapplied] = []
         for shard_id, command in entry.commands:
             if shard_id == META_SHARD:
                 results.append(self.meta.apply(command, writes))
-                if isinstance(command, CreateGroup):
-                    self.on_group()
+                if isinstance(command, (CreateGroup, NoteStart, RegisterNode)):
+                    self.on_cluster()
+                if isinstance(command, (ReceiptCommand, RegisterNode)):
+                    self.on_receipts(command)
+                if isinstance(command, ReserveStream):
+                    self.on_reserved(command.name)
                 if isinstance(command, (ListStream, UnlistStream)):
                     self._note_listing(command.name)
                 if writes.advisories:
@@ -254,7 +275,7 @@ class Applier:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
             existed = shard.machine.exists
-            result = self._apply_to(shard, index, entry.time_ns, command, writes)
+            result = self._apply_to(shard, index, entry, command, writes)
             results.append(result)
             self._note_change(shard, existed, command, result)
             if writes.advisories:
@@ -275,7 +296,9 @@ class Applier:
             changes.deletions.add(machine.shard_id)
         if type(command) in _FREQUENT:
             return
-        if existed != machine.exists or isinstance(command, AcceptLoss):
+        if isinstance(command, (NameKeys, ShredKeys)) and isinstance(result, Done):
+            self.on_keys(machine.shard_id, command)
+        elif existed != machine.exists or isinstance(command, AcceptLoss):
             changes.note_all(machine.shard_id)
         elif not isinstance(result, Unapplied):
             changes.note_consumer(machine.shard_id, command, result)
@@ -292,18 +315,21 @@ class Applier:
         writes.advisories.clear()
 
     def _apply_to(
-        self, shard: Shard, index: int, time_ns: int, command: Command, writes: Writes
+        self, shard: Shard, index: int, entry: Entry, command: Command, writes: Writes
     ) -> Result | Unapplied:
         # A later command would build on a state that lacks an earlier one.
         if shard.stopped and not isinstance(command, _ENDING):
             return Unapplied(shard.damaged)
         mark = writes.mark(shard.machine.shard_id)
         try:
-            result = shard.machine.apply(index, time_ns, command, writes)
+            machine = shard.machine
+            result = machine.apply(index, entry.time_ns, command, writes, entry.skipped_ns)
         except (*UNREADABLE, StoreFailedError) as error:
             # An unreadable block is not a result of the command. Nothing of the command is
             # written, and the shard stops before it.
             writes.roll_back(mark)
+            if self.is_replicated(shard.group):
+                raise StateDamagedError(f"entry {index}: {error}") from error
             self._stop(shard, f"messages cannot be read back: {error}")
             if not isinstance(error, StoreFailedError):
                 # Damage is permanent, so it is recorded with this entry. A failed read of the disk
@@ -384,17 +410,23 @@ class Applier:
                 job.written.set()
         self._on_written()
 
-    def take_over(self, fresh: "Applier") -> None:
+    def take_over(self, fresh: "Applier", without: frozenset[int] = frozenset()) -> None:
         """Adopt the machines and blocks of ``fresh``, which are at the same indexes.
 
-        Raises RuntimeError if their state differs; then nothing has changed.
+        It has no shards of the groups ``without``. Raises RuntimeError if their state differs; then
+        nothing has changed.
         """
-        stored = {shard_id: one for shard_id, one in self.shards.items() if not one.in_memory}
+
+        def keeps(shard_id: int) -> bool:
+            known = self.shards.get(shard_id)
+            return keys.is_in_memory(shard_id) or (known is not None and known.group in without)
+
+        stored = {number: one for number, one in self.shards.items() if not keeps(number)}
         if differing := _differing(stored, fresh.shards):
             raise RuntimeError(
                 f"replaying the log produced a different state of shards {differing}"
             )
-        self._blocks.take_over(fresh._blocks, keys.is_in_memory)
+        self._blocks.take_over(fresh._blocks, keeps)
         for shard_id, shard in fresh.shards.items():
             known = self.shards.setdefault(shard_id, shard)
             known.machine = shard.machine
@@ -408,7 +440,6 @@ class Applier:
             self.changes.note_all(shard_id)
         self.written_indexes.update(fresh.written_indexes)
         self.chains.update(fresh.chains)
-        self.last_entry_ns = max(self.last_entry_ns, fresh.last_entry_ns)
 
     def _note_small(self, shard_id: int, span: BlockSpan, level: int = 0) -> None:
         """Remember a small block, and merge the run of small blocks once it is long enough.

@@ -1,13 +1,13 @@
 """Seals publishes to streams with subject keys before they are logged, and keeps their order.
 
 A publish to a subject without a key waits for the key, and so do all later publishes to its shard.
-The keys of all waiting publishes are made together, with one fsync.
+The keys of all waiting publishes of a group are made together, with one fsync.
 """
 
 import asyncio
 import errno
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import seal_columns
 from contrail_storage.seal.key_file import SubjectKeysDamagedError
+from contrail_storage.seal.shared_keys import SharedKeys
 from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys, SubjectKeysFullError
 
 _log = structlog.get_logger("contrail.subject_keys")
@@ -40,58 +41,86 @@ def seals(shard: Shard | None) -> bool:
 class _Waiting:
     """A batch whose subjects lack keys, or that is queued after such a batch."""
 
+    group: int
     log: Proposer
     batch: MessageBatch
     size: int
     done: Done
 
 
+@dataclass(slots=True, frozen=True)
+class KeyMakers:
+    """Where the keys of shards are, and what makes them.
+
+    ``alone`` has those of groups of one, ``shared`` those that a group's members have. ``share``
+    makes keys of a group that they have, for the (shard, subject) pairs without one.
+    """
+
+    alone: SubjectKeys
+    shared: SharedKeys
+    share: Callable[[int, Iterable[tuple[int, str]]], Awaitable[None]]
+
+    def keys_of(self, log: Proposer) -> SubjectKeys:
+        """The keys of the shards of a group, by its log."""
+        return self.alone if log.group.is_alone else self.shared
+
+    async def make(self, group: int, log: Proposer, wanted: Iterable[tuple[int, str]]) -> None:
+        """Make the keys that the (shard, subject) pairs lack. Raises ApiError, and `UNMADE`."""
+        if log.group.is_alone:
+            await asyncio.to_thread(self.alone.make, wanted)
+        else:
+            await self.share(group, wanted)
+
+
 class SealingLog:
     """Accepts publishes as a `Proposer` does, for shards whose messages are sealed."""
 
     def __init__(
-        self, proposers: Mapping[int, Proposer], keys: SubjectKeys, shards: Mapping[int, Shard]
+        self, proposers: Mapping[int, Proposer], makers: KeyMakers, shards: Mapping[int, Shard]
     ) -> None:
         # By group; a shard's messages are proposed to its group.
         self._proposers = proposers
-        self._keys = keys
+        self._makers = makers
         self._shards = shards
         # By shard: publishes without a key, and those after them. A present queue is not empty.
         self._waiting: dict[int, deque[_Waiting]] = {}
-        # Runs `_make_keys`; None when nothing waits.
-        self._making: asyncio.Task[None] | None = None
+        # By group: runs `_make_keys` while something waits.
+        self._making: dict[int, asyncio.Task[None]] = {}
 
     def append(self, shard_id: int, content: Content, done: Done) -> None:
         """Seal and propose messages as `Proposer.append` does."""
         batch = content if isinstance(content, MessageBatch) else MessageBatch.of([content])
-        log = self._log_of(shard_id)
+        group = self._group_of(shard_id)
+        log = self._proposers[group]
         if shard_id not in self._waiting:
-            sealed = self._sealed(shard_id, batch)
+            sealed = self._sealed(shard_id, log, batch)
             if sealed is not None:
                 log.append(shard_id, sealed, done)
                 return
         size = batch.size()
         # Counted against the queue already: otherwise waiting publishes could take any memory.
         log.hold(size)
-        self._waiting.setdefault(shard_id, deque()).append(_Waiting(log, batch, size, done))
-        if self._making is None:
-            self._making = asyncio.ensure_future(self._make_keys())
+        waiting = self._waiting.setdefault(shard_id, deque())
+        waiting.append(_Waiting(group, log, batch, size, done))
+        if group not in self._making:
+            self._making[group] = asyncio.ensure_future(self._make_keys(group, log))
 
-    def _log_of(self, shard_id: int) -> Proposer:
-        """The log of a shard (STREAM_NOT_FOUND)."""
+    def _group_of(self, shard_id: int) -> int:
+        """The group of a shard (STREAM_NOT_FOUND)."""
         target = self._shards.get(shard_id)
         if target is None:
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
-        return self._proposers[target.group]
+        return target.group
 
-    def _sealed(self, shard_id: int, batch: MessageBatch) -> MessageBatch | None:
+    def _sealed(self, shard_id: int, log: Proposer, batch: MessageBatch) -> MessageBatch | None:
         """Seal the content of ``batch``; None when one of its subjects has no key."""
         target = self._shards.get(shard_id)
         if target is None or not seals(target):
             raise ApiError(errors.STREAM_NOT_FOUND, applied=False)
+        known = self._makers.keys_of(log)
         keys: list[SubjectKey] = []
         for subject in batch.subjects:
-            key = self._key(shard_id, subject)
+            key = _key(known, shard_id, subject)
             if key is None:
                 return None
             keys.append(key)
@@ -99,24 +128,20 @@ class SealingLog:
         sealed = seal_columns(columns, as_u32(batch.subject_index).tolist(), keys)
         return msgspec.structs.replace(batch, columns=sealed, ttls=ttls)
 
-    def _key(self, shard_id: int, subject: str) -> SubjectKey | None:
-        try:
-            return self._keys.sealing(shard_id, subject) if self._keys.exists else None
-        except SubjectKeysDamagedError as error:
-            raise ApiError(errors.DATA_LOST, str(error), applied=False) from error
-
-    async def _make_keys(self) -> None:
-        """Make the missing keys and log the waiting publishes, until none waits."""
-        while self._waiting:
+    async def _make_keys(self, group: int, log: Proposer) -> None:
+        """Make the missing keys of a group and log its waiting publishes, until none waits."""
+        while shard_ids := [at for at, one in self._waiting.items() if one[0].group == group]:
             wanted = dict.fromkeys(
                 (shard_id, subject)
-                for shard_id, waiting in self._waiting.items()
-                for one in waiting
+                for shard_id in shard_ids
+                for one in self._waiting[shard_id]
                 for subject in one.batch.subjects
             )
             problem: ApiError | None = None
             try:
-                await asyncio.to_thread(self._keys.make, wanted)
+                await self._makers.make(group, log, wanted)
+            except ApiError as error:
+                problem = error
             except UNMADE as error:
                 _log.warning("subject_keys_not_made", error=str(error))
                 problem = refusal(error)
@@ -124,9 +149,9 @@ class SealingLog:
                 # An unexpected error must not leave callers waiting for ever.
                 _log.exception("subject_keys_failed")
                 problem = ApiError(errors.INTERNAL, repr(error), applied=False)
-            for shard_id in list(self._waiting):
+            for shard_id in shard_ids:
                 self._go_on(shard_id, problem)
-        self._making = None
+        del self._making[group]
 
     def _go_on(self, shard_id: int, problem: ApiError | None) -> None:
         """Log a shard's publishes up to the first without a key; a ``problem`` refuses that one."""
@@ -135,7 +160,7 @@ class SealingLog:
             one = waiting[0]
             refused = problem
             try:
-                sealed = self._sealed(shard_id, one.batch)
+                sealed = self._sealed(shard_id, one.log, one.batch)
             except ApiError as error:
                 sealed, refused = None, error
             except Exception as error:
@@ -154,6 +179,13 @@ class SealingLog:
             except ApiError as error:
                 one.done(error)
         del self._waiting[shard_id]
+
+
+def _key(keys: SubjectKeys, shard_id: int, subject: str) -> SubjectKey | None:
+    try:
+        return keys.sealing(shard_id, subject) if keys.exists else None
+    except SubjectKeysDamagedError as error:
+        raise ApiError(errors.DATA_LOST, str(error), applied=False) from error
 
 
 def refusal(error: Exception) -> ApiError:

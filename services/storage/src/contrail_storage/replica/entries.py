@@ -442,9 +442,12 @@ class _AppendBuilder:
 class EntryBuilder:
     """Collects commands for one entry. Consecutive messages of a shard share one command."""
 
-    def __init__(self, time_ns: int, hash_key_of: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, time_ns: int, hash_key_of: Callable[[int], bytes], skipped_ns: int = 0
+    ) -> None:
         self.size = self.messages = 0
         self._time_ns = time_ns
+        self._skipped_ns = skipped_ns
         self._hash_key_of = hash_key_of
         # Three lists of equal length: what to apply, what to encode, and who waits for the result.
         self._commands: list[tuple[int, Command]] = []
@@ -497,7 +500,8 @@ class EntryBuilder:
         """Return the entry with its waiters, and its commands in the form to encode."""
         for builder in self._open.values():
             self._close(builder)
-        return EntryContext(Entry(self._time_ns, self._commands), self._waiters), self._parts
+        entry = Entry(self._time_ns, self._commands, self._skipped_ns)
+        return EntryContext(entry, self._waiters), self._parts
 
 
 def _hashed(expected: Expected, key: bytes) -> HashedExpected:

@@ -6,21 +6,41 @@ a log.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TypeVar
+from typing import Final, TypeVar, cast
 
 import structlog
 
-from contrail_storage.replica.applier import Applier, NodeTimings
+from contrail_common import errors
+from contrail_common.errors import ApiError
+from contrail_storage.core.chain import NO_CHAIN
+from contrail_storage.replica.applier import Applier, NodeTimings, StateDamagedError
 from contrail_storage.replica.apply_pace import ApplyPace
 from contrail_storage.replica.entries import EntryContext
+from contrail_storage.replica.group_time import LOOK_S, GroupTime
 from contrail_storage.replica.proposer import Proposer
-from contrail_storage.replica.raft_port import Callbacks, Committed, Group, no_leader
+from contrail_storage.replica.raft_port import (
+    SUSPECT,
+    Callbacks,
+    Committed,
+    ComparedGroup,
+    Comparison,
+    Group,
+    no_leader,
+)
+from contrail_storage.wal.log_state import RESTORING
 
+_APPLIED_S: Final = 5.0
+LATELY_S: Final = 0.3
+"""Nobody else is elected before a majority has missed the leader for that long."""
 _Group = TypeVar("_Group", bound=Group)
 _log = structlog.get_logger("contrail.groups")
+
+
+async def _nothing() -> None:
+    return
 
 
 class Groups(Mapping[int, Group]):
@@ -38,6 +58,8 @@ class Groups(Mapping[int, Group]):
         """The name of this node as a member."""
         self.proposers: dict[int, Proposer] = {}
         """By group: the queue of its requests."""
+        self.planned = 0
+        """How many groups the cluster has once all are made; 0 for a node alone."""
         self.timings = NodeTimings()
         self._applier = applier
         # Says when a group may hand out its next entry.
@@ -47,9 +69,21 @@ class Groups(Mapping[int, Group]):
         self._on_role = on_role
         # Stops the node, for the reason given, if an entry cannot be applied.
         self._fail = fail
+        self.lacks_keys: Callable[[int], bool] = lambda group: False
+        """Whether this node has yet to get subject keys of a group from another member."""
+        self.before_single: Callable[[], Awaitable[None]] = _nothing
+        """Done before this node of a cluster makes a shard of which it has the only copy."""
+        self.on_damage: Callable[[int, str], None] = lambda group, reason: None
+        """Learns of a replicated group whose state cannot be read, and why."""
         self.failed = False
         """Whether the node is stopping. Then no later entry may be applied."""
         self._groups: dict[int, Group] = {}
+        # By number: the log time of groups with other members.
+        self._times: dict[int, GroupTime] = {}
+        # Of those with other members.
+        self._comparisons: dict[int, Comparison] = {}
+        # By group: who waits until an entry is applied, and its index.
+        self._awaited: dict[int, list[tuple[int, asyncio.Future[None]]]] = {}
 
     def __getitem__(self, number: int) -> Group:
         return self._groups[number]
@@ -81,20 +115,28 @@ class Groups(Mapping[int, Group]):
         make: Callable[[Callbacks], _Group],
         refusals: tuple[type[Exception], ...],
         busy: tuple[type[Exception], ...] = (),
+        time: GroupTime | None = None,
     ) -> tuple[_Group, Proposer]:
         """Take part in a group that ``make`` makes; return it, and the queue of its requests.
 
-        ``refusals`` and ``busy`` are the errors of its `Group.propose`.
+        ``refusals`` and ``busy`` are the errors of its `Group.propose`. ``time`` is its log time
+        if it has other members (a `ComparedGroup`).
         """
         group = make(
             Callbacks(
-                partial(self._commit, number),
+                partial(self._commit_compared if time is not None else self._commit, number),
                 partial(self._role, number),
                 partial(self._lost, number),
                 partial(self._replaced, number),
             )
         )
         proposer = Proposer(group, self._log_time_ns, self._applier, refusals, busy=busy)
+        if time is not None:
+            self._times[number] = time
+            proposer.log_time_ns = time.now_ns
+            proposer.skipped_ns = lambda: time.skipped_ns
+            self._comparisons[number] = comparison = cast(ComparedGroup, group).comparison
+            comparison.on_differs = partial(self._differs, number)
         self._groups[number], self.proposers[number] = group, proposer
         return group, proposer
 
@@ -103,6 +145,36 @@ class Groups(Mapping[int, Group]):
         self._pace.resume()
         for proposer in self.proposers.values():
             proposer.resume()
+
+    # Time ----------------------------------------------------------------------------------------
+
+    def time_ns(self, number: int) -> int:
+        """Log time of a group, in nanoseconds."""
+        time = self._times.get(number)
+        return self._log_time_ns() if time is None else time.now_ns()
+
+    def elapsed_ns(self, number: int) -> int:
+        """Elapsed time of a group, in nanoseconds: log time without jumps."""
+        time = self._times.get(number)
+        return self._log_time_ns() if time is None else time.elapsed_ns()
+
+    def latest_ns(self) -> int:
+        """The latest log time of all groups, in nanoseconds."""
+        return max([self._log_time_ns(), *(one.now_ns() for one in self._times.values())])
+
+    @property
+    def clock_doubts(self) -> dict[int, str]:
+        """By group: why the clocks of its members are not used; empty where they are."""
+        return {number: one.doubt for number, one in self._times.items() if one.doubt}
+
+    async def follow_clocks(self) -> None:
+        """Compare the clocks of the members every second; until cancelled."""
+        while self._times:
+            await asyncio.sleep(LOOK_S)
+            for time in self._times.values():
+                time.look()
+
+    # Leading -------------------------------------------------------------------------------------
 
     def leads(self, number: int) -> bool:
         """Whether this node leads a group."""
@@ -142,6 +214,42 @@ class Groups(Mapping[int, Group]):
         if not await confirmed:
             raise self.proposers[number].no_leader()
 
+    async def until_applied(self, number: int, index: int) -> None:
+        """Wait until this node has applied the entry ``index`` of a group.
+
+        Raises NOT_READY if that takes long, for example because it has no whole copy.
+        """
+        if self._groups[number].applied_index >= index:
+            return
+        applied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = self._awaited.setdefault(number, [])
+        waiting.append((index, applied))
+        try:
+            async with asyncio.timeout(_APPLIED_S):
+                await applied
+        except TimeoutError:
+            detail = f"this node has not applied entry {index} of group {number}"
+            raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False) from None
+        finally:
+            waiting.remove((index, applied))
+            if not waiting and self._awaited.get(number) is waiting:
+                del self._awaited[number]
+
+    def _wake(self, number: int) -> None:
+        applied_index = self._groups[number].applied_index
+        for index, applied in self._awaited.get(number, ()):
+            if index <= applied_index and not applied.done():
+                applied.set_result(None)
+
+    async def confirm_led_lately(self, number: int) -> None:
+        """As :meth:`confirm_led`, but what is applied may be 0.3 s old. Mostly waits for nothing.
+
+        For messages that leave unasked. A node that was stopped or cut off still has messages that
+        another leader may have removed since.
+        """
+        if not self._groups[number].heard_majority_within(LATELY_S):
+            await self.confirm_led(number)
+
     def _commit(self, number: int, entry: Committed) -> bool:
         used_s = 0.0
         own = entry.context if isinstance(entry.context, EntryContext) else None
@@ -151,14 +259,45 @@ class Groups(Mapping[int, Group]):
             try:
                 self._applier.apply(number, entry.index, entry.term, entry.data, own)
                 used_s = self.timings.applied(begun, own)
+            except StateDamagedError as error:
+                self.on_damage(number, str(error))
+                if own is not None:
+                    own.unknown()
             except Exception as error:
                 _log.exception("entry_not_applied", group=number, index=entry.index)
                 self._fail(f"entry {entry.index} of group {number}: {error!r}")
+            if number in self._times:
+                self._times[number].note_applied()
+                if number in self._awaited:
+                    self._wake(number)
         if own is not None:
             if self.failed:
                 own.unknown()
             self.proposers[number].settled()
         return self._pace.may_go_on(self._groups[number], used_s)
+
+    def _commit_compared(self, number: int, entry: Committed) -> bool:
+        more = self._commit(number, entry)
+        flags = self._groups[number].flags
+        if not (self.failed or flags & SUSPECT):
+            digest = self._applier.chains.get(number, NO_CHAIN).digest
+            self._comparisons[number].note(entry.index, digest)
+        # A member that was wiped votes again once it has applied enough, and has the keys for it.
+        return more and not (flags & RESTORING and self.lacks_keys(number))
+
+    def _differs(self, number: int, differs: bool) -> None:
+        """Accept no requests while nobody knows which replica is right."""
+        _log.error("replicas_differ" if differs else "replicas_agree", group=number)
+        self.proposers[number].differ(differs)
+
+    def note_installed(self, number: int) -> None:
+        """Note that a group has got a state from another member."""
+        if number in self._times:
+            self._times[number].note_applied()
+        self._wake(number)
+        if number in self._comparisons:
+            digest = self._applier.chains.get(number, NO_CHAIN).digest
+            self._comparisons[number].note(self._groups[number].applied_index, digest)
 
     def _lost(self, number: int, contexts: list[object]) -> None:
         for context in contexts:
@@ -173,6 +312,9 @@ class Groups(Mapping[int, Group]):
                 self.proposers[number].settled()
 
     def _role(self, number: int, leads: bool) -> None:
+        time = self._times.get(number)
+        if time is not None:
+            time.begin_term() if leads else time.end_term()
         if not leads:
             self.proposers[number].fail_all()
         self._on_role(number, leads)

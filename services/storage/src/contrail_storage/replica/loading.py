@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import structlog
@@ -17,7 +17,7 @@ from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.shard_facts import ShardFacts
-from contrail_storage.store.store_errors import StoreError
+from contrail_storage.store.store_errors import StoreCorruptError, StoreError
 
 _log = structlog.get_logger("contrail.node")
 
@@ -88,14 +88,33 @@ class _Kind:
             yield row
 
 
-def load_node(scan: ScanRange, meta: MetaMachine, applier: Applier, blocks: BlockStore) -> None:
-    """Load everything that a node has stored."""
+def load_applied(scan: Scan, applier: Applier) -> dict[int, bytes]:
+    """Load how far each group is applied, and return the rows; the log is read from there on."""
+    rows = {keys.last_number(key, 4): row for key, row in scan(keys.APPLIED)}
+    for group, row in rows.items():
+        applier.written_indexes[group], applier.chains[group] = decode_applied(row)
+    return rows
+
+
+def load_node(
+    scan: ScanRange,
+    meta: MetaMachine,
+    applier: Applier,
+    blocks: BlockStore,
+    without: frozenset[int] = frozenset(),
+    is_replicated: Callable[[int], bool] = lambda group: False,
+) -> frozenset[int]:
+    """Load the machines of a node, but not the shards of the groups ``without``.
+
+    Returns the replicated groups that cannot be read. They are not loaded, since others have them.
+    """
     rows = RowsInOrder(scan)
-    # First: the log is read from these indexes on.
-    for group, (index, chain) in applied_rows(rows).items():
-        applier.written_indexes[group], applier.chains[group] = index, chain
-        applier.last_entry_ns = max(applier.last_entry_ns, chain.time_ns)
-    load_meta(rows, meta)
+    unreadable: set[int] = set()
+    with _noting(keys.META_GROUP, is_replicated, unreadable):
+        load_meta(rows, meta)
+    if unreadable:
+        meta.take_over(MetaMachine())
+        rows = RowsInOrder(scan)
     groups = {
         keys.last_number(key, 4): int.from_bytes(value, "big") for key, value in rows(keys.GROUP)
     }
@@ -103,22 +122,42 @@ def load_node(scan: ScanRange, meta: MetaMachine, applier: Applier, blocks: Bloc
     for entry in meta.streams.values():
         groups.update({one: meta.group_of(one) for one in entry.shard_ids if one not in groups})
     for shard_id, group in sorted(groups.items()):
-        if keys.is_in_memory(shard_id):
+        if keys.is_in_memory(shard_id) or group in without or group in unreadable:
             continue
-        shard = load_shard(rows, shard_id, blocks)
+        with _noting(group, is_replicated, unreadable):
+            shard = load_shard(rows, shard_id, blocks)
+        if group in unreadable:
+            rows = RowsInOrder(scan)  # of the other one, a scan has ended
+            continue
         shard.group = group
-        if not _holds_anything(shard, blocks):
+        if not holds_anything(shard, blocks):
             # As in a running node, the first command in the log will make the shard.
             blocks.forget(shard_id)
             continue
         applier.shards[shard_id] = shard
         applier.changes.note_all(shard_id)
-        if shard.machine.exists:
-            last_ns = shard.machine.counters.last_time_ns
-            applier.last_entry_ns = max(applier.last_entry_ns, last_ns)
+
+    for shard_id in [one for one, group in groups.items() if group in unreadable]:
+        applier.shards.pop(shard_id, None)
+        blocks.forget(shard_id)
+    return frozenset(unreadable)
 
 
-def _holds_anything(shard: Shard, blocks: BlockStore) -> bool:
+@contextmanager
+def _noting(
+    group: int, is_replicated: Callable[[int], bool], unreadable: set[int]
+) -> Iterator[None]:
+    """Note damage of a replicated group, which does not stop the others."""
+    try:
+        yield
+    except StoreCorruptError as error:
+        if not is_replicated(group):
+            raise
+        _log.error("replica_damaged", group=group, reason=str(error))
+        unreadable.add(group)
+
+
+def holds_anything(shard: Shard, blocks: BlockStore) -> bool:
     """Whether a shard has stored anything; names are reserved earlier and released later."""
     machine = shard.machine
     return shard.stopped or machine.holds_anything() or len(blocks.directory(machine.shard_id)) > 0
@@ -129,16 +168,25 @@ def applied_rows(scan: Scan) -> dict[int, tuple[int, Chain]]:
     return {keys.last_number(key, 4): decode_applied(row) for key, row in scan(keys.APPLIED)}
 
 
+def skipped_of(shard_id: int, scan: Scan) -> int:
+    """The sum of the jumps of log time in the group of a shard, in nanoseconds."""
+    for _, row in scan(keys.shard_key(keys.GROUP, shard_id)):
+        known = applied_rows(scan).get(int.from_bytes(row, "big"))
+        return 0 if known is None else known[1].skipped_ns
+    return 0  # in memory, or of release 0.2: a group of one, whose time never jumps
+
+
 def applied_indexes(scan: Scan) -> dict[int, int]:
     """By group: the applied index of the store."""
     return {group: index for group, (index, _) in applied_rows(scan).items()}
 
 
 def load_meta(scan: Scan, meta: MetaMachine) -> None:
-    """Load the names of streams, receipts, and the groups of the cluster."""
+    """Load the names of streams, receipts, and the groups and nodes of the cluster."""
     meta.load(scan(keys.shard_key(keys.STREAM, META_SHARD)))
     meta.erasures.load(scan(keys.shard_key(keys.ERASURE, META_SHARD)))
     meta.group_table.load(scan(keys.shard_key(keys.MEMBERS, META_SHARD)))
+    meta.node_table.load(scan(keys.shard_key(keys.NODE, META_SHARD)))
 
 
 def load_shard(scan: Scan, shard_id: int, blocks: BlockStore) -> Shard:

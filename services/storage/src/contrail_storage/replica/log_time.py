@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +24,38 @@ _RECORD_LOOKS: Final = 300
 _log: Final = structlog.get_logger("contrail.clock")
 
 
+class Clocks:
+    """Reads the clocks of this machine, in nanoseconds."""
+
+    def wall_ns(self) -> int:
+        """The time of day, which may step."""
+        return time.time_ns()
+
+    def boot_ns(self) -> int:
+        """The time since the machine started; it goes on while the machine sleeps."""
+        return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class LogTime:
-    """Reads log time, which never goes backwards.
+    """Reads the log time of a node's own groups, which never goes backwards.
 
     The file ``clock`` keeps the latest known time. A start uses it to tell a wall clock that is
     far ahead from a node that was off; see :meth:`begin_term`.
     """
 
-    def __init__(self, last_entry_ns: int, files: Files, data_dir: Path, jump_max_ns: int) -> None:
-        """``jump_max_ns``: how far the wall clock may be ahead of the latest known time."""
+    def __init__(
+        self,
+        last_entry_ns: int,
+        files: Files,
+        data_dir: Path,
+        jump_max_ns: int,
+        clocks: Clocks | None = None,
+        is_vouched: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``jump_max_ns``: how far the wall clock may be ahead of the latest known time.
+
+        ``is_vouched`` returns whether other nodes have the same wall clock.
+        """
         self.doubt = ""
         """Why the wall clock is not used, and nothing is written; empty when it is used."""
         self._files = files
@@ -40,7 +64,9 @@ class LogTime:
         self._boot_id = _boot_id()
         self._record = self._read()
         self._writing = threading.Lock()
-        self._clock = LogClock(last_entry_ns, _boot_ns())
+        self._clocks = clocks or Clocks()
+        self._is_vouched = is_vouched
+        self._clock = LogClock(last_entry_ns, self._clocks.boot_ns())
 
     def begin_term(self, last_entry_ns: int) -> None:
         """Begin a term after an entry of time ``last_entry_ns``; the wall clock may be earlier.
@@ -55,25 +81,25 @@ class LogTime:
     def _begin(self, last_entry_ns: int) -> None:
         # Another leader's entries may be later than the clock of this node.
         last_ns = max(self.now(), last_entry_ns)
-        wall_ns, boot_ns = time.time_ns(), _boot_ns()
+        wall_ns, boot_ns = self._clocks.wall_ns(), self._clocks.boot_ns()
         known_ns = last_ns
         if self._record is not None:
             known_ns = max(last_ns, self._record.known_ns(self._boot_id, boot_ns))
             self.doubt = doubt(known_ns, wall_ns, self._jump_max_ns)
-        # The clock may be right and the node was off for long. A time service knows.
-        if self.doubt and is_synchronized(wall_ns):
+        # The clock may be right and the node was off for long. A time service knows, or others.
+        if self.doubt and (is_synchronized(wall_ns) or self._is_vouched()):
             self.doubt = ""
         # Only entries bind log time: a later known time may come from a clock that was ahead.
         self._clock = LogClock(known_ns if self.doubt else max(last_ns, wall_ns), boot_ns)
 
     def now(self) -> int:
         """Log time now, in nanoseconds."""
-        return self._clock.read(time.time_ns(), _boot_ns())
+        return self._clock.read(self._clocks.wall_ns(), self._clocks.boot_ns())
 
     @property
     def distance_ns(self) -> int:
         """Nanoseconds by which log time is ahead of the wall clock; negative if it is behind."""
-        return self.now() - time.time_ns()
+        return self.now() - self._clocks.wall_ns()
 
     async def follow(self) -> None:
         """Check a doubted wall clock again every second, and keep the record; until cancelled."""
@@ -90,7 +116,7 @@ class LogTime:
     async def keep(self) -> None:
         """Record the latest known time, unless the wall clock is doubted."""
         if not self.doubt:
-            record = ClockRecord(self._boot_id, _boot_ns(), self.now())
+            record = ClockRecord(self._boot_id, self._clocks.boot_ns(), self.now())
             await whole(lambda: self._write(record))
 
     def _write(self, record: ClockRecord) -> None:
@@ -110,10 +136,6 @@ class LogTime:
         except (NodeFileDamagedError, msgspec.MsgspecError) as error:
             _log.warning("clock_record_damaged", error=str(error))
             return None
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _boot_id() -> str:

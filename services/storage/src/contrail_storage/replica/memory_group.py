@@ -5,11 +5,11 @@ It commits in a later turn of the event loop, so that requests still join into e
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from contrail_storage.replica.raft_port import Callbacks
+from contrail_storage.replica.raft_port import Callbacks, PeerReport
 
 _TERM: Final = 1
 _LIFE_BITS: Final = 32
@@ -29,11 +29,32 @@ class MemoryEntry:
     context: object | None
 
 
+@dataclass(slots=True)
+class MemoryReport:
+    """What the group knows of itself: see `GroupReport`."""
+
+    role: str
+    commit: int
+    term: int = _TERM
+    leader: str = ""
+    durable: int = 0
+    applied: int = 0
+    restoring: bool = False
+    suspect: bool = False
+    peers: list[PeerReport] = field(default_factory=list)
+    elections: Mapping[str, int] = field(default_factory=dict)
+    step_downs: Mapping[str, int] = field(default_factory=dict)
+
+
 class MemoryGroup:
     """A `Group` without a log: it leads from `start` until it resigns or stops."""
 
-    is_alone = True
+    is_alone = flags_are_durable = True
+    is_handing_over = may_hand_over = False
     leader = ""
+    ended_by = ""
+    flags = 0
+    term = _TERM
 
     def __init__(self, callbacks: Callbacks) -> None:
         self.is_leader = False
@@ -68,9 +89,52 @@ class MemoryGroup:
             self._unwritten_bytes -= self._unwritten.popleft()[1]
         return self._unwritten_bytes
 
+    def trim(self, index: int, at_most: int) -> bool:
+        """Do nothing: applied entries are not kept."""
+        del index, at_most
+        return True
+
+    def hand_over(self, target: str | None = None) -> bool:
+        """Return False: there is no other member."""
+        return False
+
+    def may_take_over(self, peer: str) -> bool:
+        """Return False: there is no other member."""
+        return False
+
+    def decline(self) -> None:
+        """Do nothing: there is no other member."""
+
+    @property
+    def lagging(self) -> list[str]:
+        """Nobody: there is no other member."""
+        return []
+
+    def mark_suspect(self, suspect: bool) -> None:
+        """Do nothing: nobody could have another state."""
+
+    def install(self, index: int, term: int) -> bool:
+        """Do nothing, as :meth:`mark_suspect`."""
+        del index, term
+        return False
+
     def read_index(self, done: Callable[[bool], None]) -> None:
         """Call ``done``: there is no other member."""
         done(self.is_leader)
+
+    def heard_majority_within(self, seconds: float) -> bool:
+        """Whether the group leads: there is no other member."""
+        del seconds
+        return self.is_leader
+
+    def staleness_s(self) -> float:
+        """Return 0: there is no other member."""
+        return 0.0
+
+    def report(self) -> MemoryReport:
+        """Return the state of the group."""
+        role = "leader" if self.is_leader else "follower"
+        return MemoryReport(role, self._last_index, applied=self.applied_index)
 
     def start(self) -> None:
         """Begin to lead."""

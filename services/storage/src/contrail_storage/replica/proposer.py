@@ -52,6 +52,7 @@ SEQS_MAX: Final = 2_000
 """Sequences of one command at most. Each is a changed row, and all are applied in one step."""
 _ENTRIES_IN_FLIGHT: Final = 2
 """With one entry in flight, publishes and the records of deliveries and acks delay each other."""
+_HANDOVER_PAUSE_S: Final = 0.01
 _STUCK_S: Final = 10.0
 """The node is not ready when requests wait and nothing has moved for this time, in seconds."""
 _log = structlog.get_logger("contrail.proposer")
@@ -73,6 +74,11 @@ class Group(Protocol):
     @property
     def leader(self) -> str:
         """Id of the node that leads; empty if none is known."""
+        ...
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether this node is about to stop leading, and proposals must wait."""
         ...
 
     @property
@@ -123,6 +129,8 @@ class Proposer:
     """Raises ApiError when there is no space for so many bytes of messages."""
     busy: tuple[type[Exception], ...] = ()
     """The errors of ``group`` if too many bytes wait for the disk; nothing was appended."""
+    skipped_ns: Callable[[], int] = lambda: 0
+    """The sum of the jumps of log time."""
     # All fields belong to the event loop.
     # Requests that are not in an entry yet, in order.
     _queue: deque[AppendRequest | CommandRequest] = field(default_factory=deque)
@@ -132,10 +140,14 @@ class Proposer:
     _held_bytes: int = 0
     # Entries that were proposed and are neither applied nor lost.
     _in_flight: int = 0
-    # Whether `close` was called.
+    # Whether `close` was called, whether replicas differ; no request is accepted if either is so.
     _closed: bool = False
+    _differs: bool = False
+    _refuses: bool = False
     # Whether `_flush` is already due in this turn of the loop.
     _scheduled: bool = False
+    # Whether requests wait for the end of a handover, which is looked for again and again.
+    _handing_over: bool = False
     _moved_s: float = 0.0
     """When a request was last admitted to an idle proposer, proposed or settled (loop time)."""
 
@@ -185,8 +197,8 @@ class Proposer:
         return encoded
 
     def _admit(self, size: int) -> asyncio.AbstractEventLoop:
-        if self._closed or not self.group.is_leader:
-            raise self.no_leader()
+        if self._refuses or not self.group.is_leader:
+            raise self._refusal()
         waiting = self._queue_bytes + self._held_bytes
         # One request is accepted whatever its size, or the largest could never be published.
         if waiting and waiting + size > QUEUE_BYTES_MAX:
@@ -215,7 +227,7 @@ class Proposer:
     def _propose(self, context: EntryContext, parts: list[Part]) -> None:
         assert context.entry is not None
         try:
-            data = encode_parts(context.entry.time_ns, parts)
+            data = encode_parts(context.entry.time_ns, parts, context.entry.skipped_ns)
         except Exception as error:
             _log.exception("entry_not_encoded")
             context.refuse(not_logged(f"the entry cannot be logged: {error!r}"))
@@ -240,6 +252,10 @@ class Proposer:
             self._moved_s = asyncio.get_running_loop().time()
 
     def _may_propose(self) -> bool:
+        if self.group.is_handing_over:
+            # Refused by `fail_all` if that succeeds, with the name of the new leader.
+            self._look_again()
+            return False
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
         # Otherwise wait: requests that arrive now make the next entry larger, and share its sync.
@@ -249,9 +265,18 @@ class Proposer:
         full = self._queue_bytes >= ENTRY_BYTES_MAX
         return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
 
+    def _look_again(self) -> None:
+        if not self._handing_over:
+            self._handing_over = True
+            asyncio.get_running_loop().call_later(_HANDOVER_PAUSE_S, self._handover_over)
+
+    def _handover_over(self) -> None:
+        self._handing_over = False
+        self.resume()
+
     def _next_entry(self) -> tuple[EntryContext, list[Part]]:
         """Return the next entry, and its commands in the form in which they are encoded."""
-        entry = EntryBuilder(self.log_time_ns(), self.applied.hash_key)
+        entry = EntryBuilder(self.log_time_ns(), self.applied.hash_key, self.skipped_ns())
         queue = self._queue
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
             request = queue[0]
@@ -312,8 +337,17 @@ class Proposer:
 
     def close(self) -> None:
         """Refuse all queued requests and all later ones. Entries on their way go on."""
-        self._closed = True
+        self._closed = self._refuses = True
         self.fail_all()
+
+    def differ(self, differs: bool) -> None:
+        """Refuse all requests while ``differs``: nobody knows which replica is right."""
+        self._differs, self._refuses = differs, differs or self._closed
+
+    def _refusal(self) -> ApiError:
+        if self._differs and not self._closed and self.group.is_leader:
+            return ApiError(errors.REPLICAS_DIFFER, retry_after_s=1, applied=False)
+        return self.no_leader()
 
     @property
     def problem(self) -> str:

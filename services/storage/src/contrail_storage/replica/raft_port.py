@@ -1,8 +1,8 @@
 """The Raft groups that a node uses. The composition root supplies the replicator's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
@@ -17,6 +17,9 @@ class Committed(Protocol):
     data: bytes
     context: object | None
 
+
+SUSPECT: Final = 2
+"""The flag of a member whose state is damaged or out of date: it applies nothing."""
 
 OnCommit = Callable[[Committed], bool]
 """Accepts the next committed entry, and returns whether it accepts the one after it now.
@@ -42,6 +45,47 @@ class Callbacks:
     on_replaced: OnLost
 
 
+class PeerReport(Protocol):
+    """What a leader knows of another member."""
+
+    name: str
+    lag: int
+    """Committed entries that it has not acknowledged."""
+    applied: int
+    current: bool
+    """Whether it is whole and up to date."""
+    offline: bool
+    """Whether it does not answer."""
+    restoring: bool
+    suspect: bool
+
+
+class GroupReport(Protocol):
+    """What a member knows of its group."""
+
+    term: int
+    role: str
+    """`leader` or `follower`."""
+    leader: str
+    durable: int
+    commit: int
+    applied: int
+    restoring: bool
+    """Whether this member's log is not whole."""
+    suspect: bool
+    """Whether this member's state is damaged."""
+
+    elections: Mapping[str, int]
+    """How often this member came to lead, by cause."""
+    step_downs: Mapping[str, int]
+    """How often it ceased to lead, by cause."""
+
+    @property
+    def peers(self) -> Sequence[PeerReport]:
+        """The other members, if this one leads."""
+        ...
+
+
 class Group(Protocol):
     """A Raft group of this node."""
 
@@ -61,6 +105,16 @@ class Group(Protocol):
         ...
 
     @property
+    def term(self) -> int:
+        """The current term."""
+        ...
+
+    @property
+    def ended_by(self) -> str:
+        """Why this node ceased to lead last; `no_quorum` if no majority followed it."""
+        ...
+
+    @property
     def outstanding_bytes(self) -> int:
         """Bytes proposed and not yet committed."""
         ...
@@ -70,11 +124,75 @@ class Group(Protocol):
         """Index of the last entry that was passed on."""
         ...
 
+    @property
+    def flags(self) -> int:
+        """What the member is unfit for, such as `SUSPECT`; 0 if for nothing."""
+        ...
+
+    @property
+    def flags_are_durable(self) -> bool:
+        """Whether the disk has the flags."""
+        ...
+
+    @property
+    def lagging(self) -> list[str]:
+        """While this node leads: the members that need entries which its log no longer has."""
+        ...
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Whether this node leads, and another member is fit to lead."""
+        ...
+
+    def mark_suspect(self, suspect: bool) -> None:
+        """Set or remove `SUSPECT`, durably. OSError if the log has failed; none is applied then."""
+        ...
+
+    def install(self, index: int, term: int) -> bool:
+        """Go on after the state at an entry, which the store has; True if that began a new log."""
+        ...
+
+    def trim(self, index: int, at_most: int) -> bool:
+        """Drop entries up to ``index`` from memory: no member needs them any more.
+
+        Only the oldest ``at_most`` of them; returns whether these were all.
+        """
+        ...
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether this node is about to stop leading, and proposals must wait."""
+        ...
+
+    def hand_over(self, target: str | None = None) -> bool:
+        """Begin to make ``target``, or the best member, the leader; False if none is fit for it."""
+        ...
+
+    def may_take_over(self, peer: str) -> bool:
+        """Whether this node leads, and a member could lead at once instead."""
+        ...
+
+    def decline(self) -> None:
+        """Let no leader hand over to this node any more."""
+        ...
+
     def read_index(self, done: Callable[[bool], None]) -> None:
         """Call ``done(True)`` once this node has passed on all that was committed until now.
 
         ``done(False)`` means that it does not lead, so what it has may be out of date.
         """
+        ...
+
+    def heard_majority_within(self, seconds: float) -> bool:
+        """Whether this node leads, and a majority has followed it within the last ``seconds``."""
+        ...
+
+    def staleness_s(self) -> float:
+        """Seconds since all that was committed then was passed on; inf if that is unknown."""
+        ...
+
+    def report(self) -> GroupReport:
+        """What this member knows of the group."""
         ...
 
     def start(self) -> None:
@@ -107,6 +225,26 @@ class Group(Protocol):
 
     def handle_log_recovered(self) -> None:
         """Take part again: the log accepts records again."""
+        ...
+
+
+class Comparison(Protocol):
+    """Compares what the members of a group have applied."""
+
+    on_differs: Callable[[bool], None]
+    """Told that the members of this leader differ and no majority agrees, or no longer."""
+
+    def note(self, index: int, digest: bytes) -> None:
+        """Note 16 bytes that tell apart what members have applied, after the entry at ``index``."""
+        ...
+
+
+class ComparedGroup(Protocol):
+    """A group with other members."""
+
+    @property
+    def comparison(self) -> Comparison:
+        """Its comparison with them."""
         ...
 
 

@@ -9,6 +9,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_storage.core.key_layout import SHARD_GROUP, is_in_memory
 from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.store.block_store import BlockSpan
 
 Listener = Callable[[], None]
@@ -47,6 +48,8 @@ class Shard:
     """The damage, as a sentence; empty without any. A damaged shard accepts no writes."""
     stopped: bool = False
     """Whether an entry needed damaged messages. That entry and all later ones are not applied."""
+    away: bool = False
+    """Whether the shard has no state, until this node has fetched that of the leader."""
     listeners: set[Listener] = field(default_factory=set)
     """Called after each change that a waiting reader or pull may be interested in.
 
@@ -73,7 +76,12 @@ class Shard:
 
     @property
     def config(self) -> StreamConfig:
-        """The stream's configuration; STREAM_NOT_FOUND when the stream has been removed."""
+        """The stream's configuration.
+
+        STREAM_NOT_FOUND when the stream has been removed, NOT_LEADER without a state.
+        """
+        if self.away:
+            raise no_leader("")
         if self.machine.record is None:
             raise ApiError(errors.STREAM_NOT_FOUND)
         return self.machine.record.config
@@ -84,7 +92,9 @@ class Shard:
         return self.config.name
 
     def check_readable(self) -> None:
-        """Raise STREAM_NOT_FOUND if the stream is gone, or DATA_LOST if it is damaged."""
+        """Raise as :attr:`config`, or DATA_LOST if it is damaged."""
+        if self.away:
+            raise no_leader("")
         if not self.machine.exists:
             raise ApiError(errors.STREAM_NOT_FOUND)
         if self.damaged:
@@ -141,6 +151,6 @@ async def woken(waiter: asyncio.Event, timeout_s: float) -> bool:
             await waiter.wait()
     except TimeoutError:
         return False
-    # Cleared before the pull looks: a wake that comes while it looks is kept for the next wait.
+    # Cleared before the caller looks: a wake that comes while it looks is kept for the next wait.
     waiter.clear()
     return True

@@ -13,8 +13,12 @@ from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX, 
 from contrail_storage.replica.store_writer import Job, StoreWriter, WriteJob, merge_job
 from contrail_storage.store.block_store import BlockSpan, BlockStore
 
-HOLD_S: Final = 0.005
-"""About as long as several fsyncs of the log. Readers do not wait for it."""
+HOLD_S: Final = 0.05
+"""Readers do not wait for it. After a crash, this much more of the log is applied again."""
+SOON_S: Final = 0.005
+"""About as long as several fsyncs of the log: enough for a batch of `WORTH_BYTES`."""
+WORTH_BYTES: Final = 8 << 10
+"""Smaller batches cost more than their entries: a batch costs as much as a whole publish."""
 HOLD_BYTES_MAX: Final = BLOCK_BYTES_MAX
 
 
@@ -35,6 +39,8 @@ class WriteBehind:
         self._held: list[WriteJob] = []
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        # When a batch of `WORTH_BYTES` does not wait for more; HOLD_S after the first job at most.
+        self._soon = 0.0
 
     def put(self, job: WriteJob) -> None:
         """Add the job of the next entry."""
@@ -43,7 +49,11 @@ class WriteBehind:
         if self._bytes >= HOLD_BYTES_MAX:
             self.flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(HOLD_S, self.flush)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(HOLD_S, self.flush)
+            self._soon = loop.time() + SOON_S
+        elif self._bytes >= WORTH_BYTES and asyncio.get_running_loop().time() >= self._soon:
+            self.flush()
 
     def flush(self) -> None:
         """Write all held jobs: small ones in this call, others on the writer's thread."""

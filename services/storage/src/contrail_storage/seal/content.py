@@ -24,6 +24,7 @@ from contrail_common.columns.sealed_columns import (
 from contrail_common.model import Headers, StoredMessage
 from contrail_common.texts import as_u32
 from contrail_storage.seal.key_file import SubjectKeysDamagedError
+from contrail_storage.seal.shared_keys import SHARED, SharedKeys
 from contrail_storage.seal.subject_keys import SubjectKey, SubjectKeys
 
 
@@ -64,34 +65,42 @@ def seal_columns(
 class ContentOpener:
     """Opens content sealed with subject keys. Thread-safe; may read the key file.
 
-    Every method that opens content may raise ContentBrokenError.
+    Every method that opens content may raise ContentBrokenError, and NOT_READY while this node has
+    yet to get a shared key.
     """
 
-    def __init__(self, keys: SubjectKeys | None) -> None:
+    def __init__(self, keys: SubjectKeys | None, shared: SharedKeys | None = None) -> None:
+        """``keys`` are those of this node alone."""
         self._keys = keys
+        self._shared = shared
 
     def gone(self, columns: MessageColumns) -> NDArray[np.bool_] | None:
-        """The messages whose keys were destroyed, as a mask; None if there are none."""
+        """The messages whose keys were destroyed, as a mask; None if there are none.
+
+        A shared key is destroyed after its messages are removed, so no mask is needed for those.
+        """
         if columns.seals is None or self._keys is None:
             return None
         gone = self._keys.gone(columns.seals.key_ids)
         return gone if gone.any() else None
 
-    def message(self, block: Block, position: int, subject: str) -> StoredMessage | None:
+    def message(
+        self, shard_id: int, block: Block, position: int, subject: str
+    ) -> StoredMessage | None:
         """The message at ``position``; None when its key was destroyed."""
         columns = block.columns
         if columns.seals is None:
             return block.message(position, subject)
         offsets = as_u32(columns.offsets)
         cell = columns.payload[offsets[position] : offsets[position + 1]]
-        found = self._content(cell, int(columns.seals.key_ids[position]))
+        found = self._content(shard_id, cell, int(columns.seals.key_ids[position]))
         if found is None:
             return None
         time_ns = int(block.times_ns[position])
         return StoredMessage(block.base_seq + position, subject, time_ns, *found)
 
     def columns(
-        self, columns: MessageColumns, wanted: Iterable[int] | None = None
+        self, shard_id: int, columns: MessageColumns, wanted: Iterable[int] | None = None
     ) -> tuple[MessageColumns, list[int]]:
         """Plain columns, and the positions of messages whose keys were destroyed.
 
@@ -106,18 +115,20 @@ class ContentOpener:
         heap = columns.payload
         for at in range(columns.count) if wanted is None else wanted:
             cell = heap[ends[at] : ends[at + 1]]
-            found = self._content(cell, ids[at])
+            found = self._content(shard_id, cell, ids[at])
             if found is None:
                 gone.append(at)
             else:
                 headers[at], payloads[at] = found
         return columns_of(payloads, headers), gone
 
-    def _content(self, cell: bytes, key_id: int) -> tuple[Headers | None, bytes] | None:
+    def _content(
+        self, shard_id: int, cell: bytes, key_id: int
+    ) -> tuple[Headers | None, bytes] | None:
         """Headers and payload of a message; None when its key was destroyed."""
         try:
             if key_id != NOT_SEALED:
-                key = self._key(key_id)
+                key = self._key(shard_id, key_id)
                 if key is None:
                     return None
                 if len(cell) < NONCE_BYTES + TAG_BYTES:
@@ -131,7 +142,9 @@ class ContentOpener:
         except (CellBrokenError, SubjectKeysDamagedError) as error:
             raise ContentBrokenError(str(error)) from error
 
-    def _key(self, key_id: int) -> SubjectKey | None:
+    def _key(self, shard_id: int, key_id: int) -> SubjectKey | None:
+        if key_id >= SHARED and self._shared is not None:
+            return self._shared.opening_of(shard_id, key_id)
         if self._keys is None:
             raise SubjectKeysDamagedError("there are no subject keys")
         return self._keys.opening(key_id)

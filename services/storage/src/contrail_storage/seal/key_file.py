@@ -5,11 +5,13 @@ older versions of what is written to them, so no key is ever written there. Litt
 
     header, 4 KiB:    "CTSK" | u8 version | mark key (as below) | CRC-32C
     journal, 64 KiB:  u32 entries | u32 CRC-32C | entry...       slots being destroyed
-    slots, 128 B:     u8 state | u32 generation | u32 shard | u64 below_seq | 16 B mark | key | CRC
+    slots, 128 B:     u8 state | u32 generation | u32 shard | u64 note | 16 B mark | key | CRC
 
-In an encrypted folder, the keyring seals the keys. No slot crosses the border of a sector. Before
-slots are destroyed, the journal is written: if a crash tears a slot, the journal says that it was
-being destroyed. Any other slot that does not match its checksum is broken and is not used again.
+The note of a live shared key is its id. That of a destroyed key is the sequence below which the
+messages that it sealed have yet to be removed. In an encrypted folder, the keyring seals the keys.
+No slot crosses the border of a sector. Before slots are destroyed, the journal is written: if a
+crash tears a slot, the journal says that it was being destroyed. Any other slot that does not match
+its checksum is broken and is not used again.
 """
 
 import struct
@@ -26,6 +28,7 @@ from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
 
 SUBJECT_KEYS_NAME: Final = "subject-keys"
+SHARED_KEYS_NAME: Final = "shared-subject-keys"
 KEY_BYTES: Final = 32
 MARK_BYTES: Final = 16
 EMPTY: Final = 0
@@ -53,15 +56,14 @@ SLOT_BYTES: Final = _SLOT.size + _CRC.size
 assert 512 % SLOT_BYTES == 0
 _SLOT_TYPE: Final = np.dtype(
     {
-        "names": ["state", "generation", "shard", "mark", "crc"],
-        "formats": ["u1", "<u4", "<u4", "<u8", "<u4"],
-        "offsets": [0, 4, 8, 24, _SLOT.size],
+        "names": ["state", "generation", "shard", "note", "mark", "crc"],
+        "formats": ["u1", "<u4", "<u4", "<u8", "<u8", "<u4"],
+        "offsets": [0, 4, 8, 16, 24, _SLOT.size],
         "itemsize": SLOT_BYTES,
     }
 )
 _NEVER_USED: Final = bytes(SLOT_BYTES)
 _SCAN_SLOTS: Final = 32_768
-_MARK_CONTEXT: Final = b"subject-keys"
 
 
 class SubjectKeysDamagedError(Exception):
@@ -69,12 +71,15 @@ class SubjectKeysDamagedError(Exception):
 
 
 class Slot(NamedTuple):
-    """One slot: the mark of a subject of a shard, and its key (empty once destroyed)."""
+    """One slot: the mark of a subject of a shard, and its key (empty once destroyed).
+
+    ``note`` is explained at the top.
+    """
 
     state: int
     generation: int = 0
     shard_id: int = 0
-    below_seq: int = 0
+    note: int = 0
     mark: bytes = bytes(MARK_BYTES)
     key: bytes = b""
 
@@ -85,6 +90,7 @@ class SlotColumns(NamedTuple):
     states: NDArray[np.uint8]
     generations: NDArray[np.uint32]
     shards: NDArray[np.uint32]
+    notes: NDArray[np.uint64]
     marks: NDArray[np.uint64]
 
 
@@ -101,11 +107,14 @@ class Doomed(NamedTuple):
 class KeyFile:
     """The slots of a folder. Every method blocks and may raise OSError.
 
-    Any thread may read at any time. Only one thread at a time may write.
+    Any thread may read at any time. Only one thread at a time may write. What is sealed is bound to
+    the name of the file.
     """
 
     def __init__(self, files: Files, path: Path, sealer: Sealer | None) -> None:
+        """Open a file. Raises FileNotFoundError or SubjectKeysDamagedError."""
         self._handle = files.update(path)
+        self._name = path.name
         self._sealer = sealer
         try:
             self.mark_key = self._read_header()
@@ -114,15 +123,12 @@ class KeyFile:
             raise
 
     @classmethod
-    def create(
-        cls, files: Files, directory: Path, sealer: Sealer | None, mark_key: bytes
-    ) -> "KeyFile":
-        """Create the file of a folder that has none. It is durable on return."""
-        path = directory / SUBJECT_KEYS_NAME
+    def create(cls, files: Files, path: Path, sealer: Sealer | None, mark_key: bytes) -> "KeyFile":
+        """Create a file that does not exist. It is durable on return."""
         temporary = path.with_name(path.name + ".new")
         with suppress(FileNotFoundError):
             files.unlink(temporary)
-        field = mark_key if sealer is None else sealer.seal(mark_key, _MARK_CONTEXT)
+        field = mark_key if sealer is None else sealer.seal(mark_key, path.name.encode())
         header = _HEADER.pack(_MAGIC, _VERSION, field)
         handle = files.create(temporary)
         try:
@@ -132,25 +138,20 @@ class KeyFile:
         finally:
             handle.close()
         files.rename(temporary, path)
-        files.sync_directory(directory)
+        files.sync_directory(path.parent)
         return cls(files, path, sealer)
-
-    @classmethod
-    def open(cls, files: Files, directory: Path, sealer: Sealer | None) -> "KeyFile":
-        """Open the file of a folder. Raises FileNotFoundError or SubjectKeysDamagedError."""
-        return cls(files, directory / SUBJECT_KEYS_NAME, sealer)
 
     def _read_header(self) -> bytes:
         data = self._handle.read(0, _HEADER.size + _CRC.size)
         if len(data) < _HEADER.size + _CRC.size:
-            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} is cut short")
+            raise SubjectKeysDamagedError(f"{self._name} is cut short")
         magic, version, field = _HEADER.unpack_from(data)
         (crc,) = _CRC.unpack_from(data, _HEADER.size)
         if magic != _MAGIC or crc32c(data[: _HEADER.size]) != crc:
-            raise SubjectKeysDamagedError(f"the header of {SUBJECT_KEYS_NAME} is damaged")
+            raise SubjectKeysDamagedError(f"the header of {self._name} is damaged")
         if version != _VERSION:
-            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME} has version {version}")
-        return self._opened(field, _MARK_CONTEXT)
+            raise SubjectKeysDamagedError(f"{self._name} has version {version}")
+        return self._opened(field, self._name.encode())
 
     def scan(self) -> Iterator[SlotColumns]:
         """Yield all slots in order as columns, without keys; at most 32,768 slots at a time."""
@@ -170,6 +171,7 @@ class KeyFile:
                 np.where(sound, slots["state"], np.uint8(BROKEN)),
                 np.where(sound, slots["generation"], np.uint32(0)),
                 np.where(sound, slots["shard"], np.uint32(0)),
+                slots["note"],
                 slots["mark"],
             )
 
@@ -178,7 +180,7 @@ class KeyFile:
         slot = _decoded(self._handle.read(_position_of(number), SLOT_BYTES))
         if slot.state != LIVE:
             return slot._replace(key=b"")
-        return slot._replace(key=self._opened(slot.key, _key_context(number, slot.generation)))
+        return slot._replace(key=self._opened(slot.key, self._key_context(number, slot.generation)))
 
     def write(self, slots: Sequence[tuple[int, Slot]]) -> None:
         """Overwrite slots, given by ascending numbers. ``sync`` makes the change durable."""
@@ -220,9 +222,12 @@ class KeyFile:
         if key and self._sealer is not None:
             # Bound to slot and generation, so that an old copy of a slot cannot be put in its
             # place.
-            key = self._sealer.seal(key, _key_context(number, slot.generation))
+            key = self._sealer.seal(key, self._key_context(number, slot.generation))
         data = _SLOT.pack(*slot[:5], key)
         return data + _CRC.pack(crc32c(data))
+
+    def _key_context(self, number: int, generation: int) -> bytes:
+        return self._name[:-1].encode() + struct.pack("<II", number, generation)
 
     def _opened(self, field: bytes, context: bytes) -> bytes:
         if self._sealer is None:
@@ -230,7 +235,7 @@ class KeyFile:
         try:
             return self._sealer.open(field[: KEY_BYTES + SEAL_BYTES], context)
         except SealBrokenError as error:
-            raise SubjectKeysDamagedError(f"{SUBJECT_KEYS_NAME}: {error}") from error
+            raise SubjectKeysDamagedError(f"{self._name}: {error}") from error
 
 
 def _decoded(data: bytes) -> Slot:
@@ -246,7 +251,3 @@ def _decoded(data: bytes) -> Slot:
 
 def _position_of(number: int) -> int:
     return _SLOTS_AT + number * SLOT_BYTES
-
-
-def _key_context(number: int, generation: int) -> bytes:
-    return b"subject-key" + struct.pack("<II", number, generation)

@@ -18,9 +18,10 @@ from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import (
     LOG_NAME,
     NodeFileDamagedError,
+    copy_of,
     load_identity,
-    read_node_file,
-    write_node_file,
+    read_either,
+    write_twice,
 )
 from contrail_storage.seal.frames import HEAD_BYTES, SealBrokenError, frame_head, key_of
 from contrail_storage.seal.key_table import (
@@ -99,7 +100,7 @@ class Keyring:
         Raises KeysRefusedError if none fits, FileNotFoundError, NodeFileDamagedError or OSError.
         """
         try:
-            entries = decode_table(read_node_file(files, directory / KEYS_NAME))
+            entries = decode_table(read_either(files, directory / KEYS_NAME))
         except ValueError as error:
             raise NodeFileDamagedError(f"{KEYS_NAME} cannot be decoded: {error}") from error
         for node_key in node_keys:
@@ -180,7 +181,7 @@ class Keyring:
         data_key = os.urandom(_DATA_KEY_BYTES)
         entries = (*entries, wrap_key(node_key, key_id, data_key, _nonce()))
         # Before the key is used: a value sealed with a key that is in no file would be lost.
-        write_node_file(self._files, self._path, encode_table(entries))
+        write_twice(self._files, self._path, encode_table(entries))
         self._entries = entries
         self._data_keys[key_id] = data_key
         return _Current(key_id, self._cipher(key_id), itertools.count())
@@ -193,12 +194,11 @@ def find_keyring(files: Files, directory: Path, node_keys: Sequence[bytes]) -> K
     not fit it, NodeFileDamagedError or OSError.
     """
     identity = load_identity(files, directory)
-    names = files.list_names(directory)
     # A new encrypted folder gets `keys` before `identity`. A crash between the two leaves only
     # `keys`, and the next start must not continue without encryption.
-    is_sealed = KEYS_NAME in names if identity is None else identity.encrypted
+    is_sealed = has_keys(files, directory) if identity is None else identity.encrypted
     if not is_sealed:
-        if node_keys and (identity is not None or LOG_NAME in names):
+        if node_keys and (identity is not None or LOG_NAME in files.list_names(directory)):
             raise KeysRefusedError(
                 f"{directory} contains unencrypted data, but encryption keys were given. "
                 "Encryption can only be chosen when a folder is created: start a server "
@@ -214,6 +214,11 @@ def find_keyring(files: Files, directory: Path, node_keys: Sequence[bytes]) -> K
         raise NodeFileDamagedError(
             f"{KEYS_NAME} is missing; without it no data in the folder can be read"
         ) from error
+
+
+def has_keys(files: Files, directory: Path) -> bool:
+    """Whether a folder has a file of data keys, sound or not."""
+    return not {KEYS_NAME, copy_of(Path(KEYS_NAME)).name}.isdisjoint(files.list_names(directory))
 
 
 def _unwrap_all(node_key: bytes, entries: Sequence[WrappedKey]) -> dict[int, bytes]:

@@ -10,7 +10,8 @@ distinguished from a missing one.
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -34,6 +35,7 @@ from contrail_storage.seal.key_file import (
     Doomed,
     KeyFile,
     Slot,
+    SlotColumns,
     SubjectKeysDamagedError,
 )
 from contrail_storage.seal.mark_index import MarkIndex, prefix_of
@@ -106,7 +108,10 @@ class SubjectKeys:
         sealer: Sealer | None,
         slots_max: int = SLOTS_MAX,
         ciphers_max: int = CIPHERS_MAX,
+        *,
+        name: str = SUBJECT_KEYS_NAME,
     ) -> None:
+        """``name`` is that of the key file."""
         self.trouble = ""
         """Why the file cannot be used, if it exists and cannot; else empty."""
         self.broken = 0
@@ -114,10 +119,11 @@ class SubjectKeys:
         self.remains: dict[int, Remains] = {}
         """Work left by destroyed keys, by slot."""
         self._files = files  # opens and creates the key file
-        self._directory = directory  # the data folder, which has the key file
+        self._path = directory / name  # of the key file
         self._sealer = sealer  # seals the keys in the file; None: the folder is plain
         self._slots_max = slots_max  # a publish that needs more raises SubjectKeysFullError
         self._file: KeyFile | None = None  # None: no file yet, closed, or in `trouble`
+        self._columns = ["_states", "_generations", "_shards"]  # names of the columns
         # Columns with one element per slot; `_lock`. They may be longer than `_count`.
         self._states = np.zeros(0, np.uint8)
         self._generations = np.zeros(0, np.uint32)  # of the slot's last use; never decreases
@@ -130,8 +136,8 @@ class SubjectKeys:
         self._condemned: set[int] = set()  # slots to destroy unless they seal before that
         # Caches; `_lock`. A key that is retired, condemned or destroyed must leave `_sealing`.
         self._sealing: _Recent[tuple[int, str], SubjectKey] = _Recent(ciphers_max)
-        # By slot. A retired or condemned key stays: it still opens.
-        self._opening: _Recent[int, SubjectKey] = _Recent(ciphers_max)
+        # By id. A retired or condemned key stays: it still opens.
+        self._opening: _Recent[object, SubjectKey] = _Recent(ciphers_max)
         self._lock = threading.RLock()
         """For all that is in memory; never held during a write."""
         self._changing = threading.Lock()
@@ -150,7 +156,7 @@ class SubjectKeys:
         Raises OSError. A damaged file is no error here: ``trouble`` says what is wrong.
         """
         try:
-            self._file = KeyFile.open(self._files, self._directory, self._sealer)
+            self._file = KeyFile(self._files, self._path, self._sealer)
         except FileNotFoundError:
             return
         except SubjectKeysDamagedError as error:
@@ -163,9 +169,7 @@ class SubjectKeys:
                 first = self._count
                 self._grow(first + len(found.states))
                 here = np.arange(first, self._count, dtype=np.uint32)
-                self._states[here] = found.states
-                self._generations[here] = found.generations
-                self._shards[here] = found.shards
+                self._load_columns(here, found)
                 live = found.states == LIVE
                 marks.append(found.marks[live])
                 slots.append(here[live])
@@ -173,12 +177,17 @@ class SubjectKeys:
                 self._free += here[(found.states == EMPTY) | (found.states == FREE)].tolist()
                 for number in here[found.states == DESTROYED].tolist():
                     slot = self._file.slot(number)
-                    self.remains[number] = Remains(slot.shard_id, slot.mark, slot.below_seq)
+                    self.remains[number] = Remains(slot.shard_id, slot.mark, slot.note)
             self._index = MarkIndex(np.concatenate(marks), np.concatenate(slots))
             # After the columns are complete: the journal may turn broken slots into destroyed ones,
             # so broken slots are counted only after it.
             self._finish_journal(self._file)
             self.broken = int(np.count_nonzero(self._states == BROKEN))
+
+    def _load_columns(self, here: NDArray[np.uint32], found: SlotColumns) -> None:
+        self._states[here] = found.states
+        self._generations[here] = found.generations
+        self._shards[here] = found.shards
 
     def _finish_journal(self, file: KeyFile) -> None:
         doomed = [
@@ -196,7 +205,7 @@ class SubjectKeys:
     def _grow(self, count: int) -> None:
         if count > len(self._states):
             size = count + count // _GROWTH + 64
-            for name in ("_states", "_generations", "_shards"):
+            for name in self._columns:
                 column = getattr(self, name)
                 grown = np.zeros(size, column.dtype)
                 grown[: self._count] = column[: self._count]
@@ -243,7 +252,7 @@ class SubjectKeys:
             if self._is_gone(number, generation):
                 return None
             if number >= self._count or self._generations[number] != generation:
-                reason = self.trouble or f"{SUBJECT_KEYS_NAME} is missing, or older than the data"
+                reason = self.trouble or f"{self._path.name} is missing, or older than the data"
                 raise SubjectKeysDamagedError(f"key {number}.{generation} is lost: {reason}")
             return self._cipher(number, generation)
 
@@ -269,7 +278,7 @@ class SubjectKeys:
     def _cipher(self, number: int, generation: int) -> SubjectKey:
         slot = self._needed().slot(number)
         if (slot.state, slot.generation) != (LIVE, generation):
-            raise SubjectKeysDamagedError(f"slot {number} of {SUBJECT_KEYS_NAME} is damaged")
+            raise SubjectKeysDamagedError(f"slot {number} of {self._path.name} is damaged")
         return self._in_use(number, slot)
 
     def _in_use(self, number: int, slot: Slot) -> SubjectKey:
@@ -282,7 +291,7 @@ class SubjectKeys:
 
     def _needed(self) -> KeyFile:
         if self._file is None:
-            raise SubjectKeysDamagedError(self.trouble or f"{SUBJECT_KEYS_NAME} is missing")
+            raise SubjectKeysDamagedError(self.trouble or f"{self._path.name} is missing")
         return self._file
 
     def _mark(self, shard_id: int, subject: str) -> bytes:
@@ -307,14 +316,20 @@ class SubjectKeys:
         Raises OSError, SubjectKeysFullError or SubjectKeysDamagedError; then no key is created.
         """
         wanted = list(wanted)
+        with self._adding() as made:
+            # In parts: `sealing` waits for this lock on the event loop.
+            for start in range(0, len(wanted), _LOCKED_MAX):
+                with self._lock:
+                    self._add_slots(wanted[start : start + _LOCKED_MAX], made)
+
+    @contextmanager
+    def _adding(self) -> Iterator[list[tuple[int, Slot]]]:
+        """Store the slots that the body adds to the list, durably, and use them from then on."""
         made: list[tuple[int, Slot]] = []
         with self._changing:
             file = self._file or self._create()
             try:
-                # In parts: `sealing` waits for this lock on the event loop.
-                for start in range(0, len(wanted), _LOCKED_MAX):
-                    with self._lock:
-                        self._add_slots(wanted[start : start + _LOCKED_MAX], made)
+                yield made
                 made.sort()
                 file.write(made)
                 file.sync()
@@ -326,15 +341,18 @@ class SubjectKeys:
             with self._lock:
                 for number, slot in made:
                     # Only now, when the key is durable, can a message be sealed with it.
-                    self._states[number] = LIVE
-                    self._live[slot.shard_id] += 1
-                    self._index.add(prefix_of(slot.mark), number)
+                    self._use(number, slot)
+
+    def _use(self, number: int, slot: Slot) -> None:
+        self._states[number] = LIVE
+        self._live[slot.shard_id] += 1
+        self._index.add(prefix_of(slot.mark), number)
 
     def _create(self) -> KeyFile:
         if self.trouble:
             raise SubjectKeysDamagedError(self.trouble)
         mark_key = os.urandom(KEY_BYTES)
-        self._file = KeyFile.create(self._files, self._directory, self._sealer, mark_key)
+        self._file = KeyFile.create(self._files, self._path, self._sealer, mark_key)
         return self._file
 
     def _add_slots(self, wanted: Sequence[tuple[int, str]], made: list[tuple[int, Slot]]) -> None:
@@ -342,18 +360,20 @@ class SubjectKeys:
         for shard_id, subject in wanted:
             if self.sealing(shard_id, subject) is not None:
                 continue
-            # Freed slots first: the file grows only when all of its slots are in use.
-            number = self._free.pop() if self._free else self._count
-            if number >= self._slots_max:
-                raise SubjectKeysFullError(
-                    f"a node can have at most {self._slots_max} subject keys"
-                )
-            self._grow(number + 1)
-            self._generations[number] += 1
-            self._shards[number] = shard_id
-            generation = int(self._generations[number])
             mark, key = self._mark(shard_id, subject), os.urandom(KEY_BYTES)
-            made.append((number, Slot(LIVE, generation, shard_id, 0, mark, key)))
+            self._add_slot(Slot(LIVE, 0, shard_id, 0, mark, key), made)
+
+    def _add_slot(self, slot: Slot, made: list[tuple[int, Slot]]) -> int:
+        """Add ``slot`` in its next generation; return its number."""
+        # Freed slots first: the file grows only when all of its slots are in use.
+        number = self._free.pop() if self._free else self._count
+        if number >= self._slots_max:
+            raise SubjectKeysFullError(f"a node can have at most {self._slots_max} subject keys")
+        self._grow(number + 1)
+        self._generations[number] += 1
+        self._shards[number] = slot.shard_id
+        made.append((number, slot._replace(generation=int(self._generations[number]))))
+        return number
 
     # Destroying ----------------------------------------------------------------------------------
 

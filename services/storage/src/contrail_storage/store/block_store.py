@@ -9,7 +9,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -380,6 +380,16 @@ class BlockStore:
             del self._unwritten[shard_id, part.base_seq]
         self._unwritten[shard_id, joined.base_seq] = joined
 
+    def beside(self) -> "BlockStore":
+        """An empty one over the same store, to load shards in a thread: see :meth:`adopt`."""
+        return BlockStore(self.source, page_blocks=self._page_blocks)
+
+    def adopt(self, fresh: "BlockStore", shard_id: int) -> None:
+        """Take a shard from ``fresh``; this one must have forgotten it."""
+        directory = fresh.directories.pop(shard_id, None)
+        if directory is not None:
+            self.directories[shard_id] = directory
+
     def take_over(self, fresh: "BlockStore", keeps: Callable[[int], bool]) -> None:
         """Take all shards from ``fresh``, except those for which ``keeps`` is true.
 
@@ -406,10 +416,15 @@ class BlockStore:
 
         Unwritten blocks stay until :meth:`written`: jobs on their way to the store refer to them.
         """
-        self.directories.pop(shard_id, None)
+        self.forget_all({shard_id})
+
+    def forget_all(self, shard_ids: Set[int]) -> None:
+        """As :meth:`forget`, for several shards in one look at the cache."""
+        for shard_id in shard_ids:
+            self.directories.pop(shard_id, None)
         with self._lock:
             self._discards += 1
-            for key in [key for key in self._cache if key[0] == shard_id]:
+            for key in [key for key in self._cache if key[0] in shard_ids]:
                 self._cache_bytes -= self._cache.pop(key)[1]
 
     def load(self, shard_id: int, base_seq: int) -> Block:

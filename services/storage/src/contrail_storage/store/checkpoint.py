@@ -122,15 +122,13 @@ class Checkpoint:
         group, recovered from the log with `keep_from=applied`. A base differs from the applied
         index only if the log begins after that index or ends before it.
         """
-        findings = [_finding(f"{name} is damaged", self._record) for name in self._damaged]
-        findings += self._log_findings(applied, log_bases)
-        return findings + self.store_findings(applied, shards)
+        return self._log_findings(applied, log_bases) + self.store_findings(applied, shards)
 
     def store_findings(
         self, applied: Mapping[int, int], shards: Mapping[int, ShardMark]
     ) -> list[Finding]:
         """The parts of the newest record that RocksDB, as it was opened, does not have."""
-        findings: list[Finding] = []
+        findings = [_finding(f"{name} is damaged", self._record) for name in self._damaged]
         record = self._record
         if record is None:
             return findings
@@ -167,10 +165,13 @@ class Checkpoint:
         for number in reversed(self._numbers()):
             path = self._path(number)
             try:
-                return msgspec.msgpack.decode(
-                    read_node_file(self._files, path), type=CheckpointRecord
-                )
-            except (NodeFileDamagedError, msgspec.MsgspecError):
+                payload = read_node_file(self._files, path)
+            except NodeFileDamagedError:
+                # A store with the row has everything that was written before it.
+                payload = self._store.get(_row_key(number)) or b""
+            try:
+                return msgspec.msgpack.decode(payload, type=CheckpointRecord)
+            except msgspec.MsgspecError:
                 self._damaged.append(path.name)
         return None
 

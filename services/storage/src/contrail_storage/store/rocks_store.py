@@ -71,6 +71,7 @@ Value = TypeVar("Value")
 
 _SCAN_ROWS: Final = 256
 _SCAN_BYTES: Final = 4 * MIB
+_VIEW_BYTES: Final = MIB // 4
 _WAIT_STEP_S: Final = 0.01
 _MOVED_TOGETHER: Final = 8
 _LASTING_SUFFIXES: Final = (".sst", BLOB_SUFFIX)
@@ -479,14 +480,19 @@ class RocksStore:
             key: bytes = rows.key()
             return (key, rows.value()) if key < stop else None
 
-        return self._next_rows(scan, read)
+        return self._next_rows(scan, read, _VIEW_BYTES)
 
-    def _next_rows(self, scan: "_Scan", read: Callable[[RdictIter], Value | None]) -> list[Value]:
+    def _next_rows(
+        self,
+        scan: "_Scan",
+        read: Callable[[RdictIter], Value | None],
+        size_max: int = _SCAN_BYTES,
+    ) -> list[Value]:
         with self._using():
             rows = scan.open_rows()
             chunk: list[Value] = []
             size = 0
-            while rows.valid() and len(chunk) < _SCAN_ROWS and size < _SCAN_BYTES:
+            while rows.valid() and len(chunk) < _SCAN_ROWS and size < size_max:
                 row = read(rows)
                 if row is None:
                     break
@@ -544,6 +550,9 @@ class StoreView:
         self._store.seek(self._scan, start)
         while chunk := self._store.rows_below(self._scan, stop):
             yield from chunk
+            # An iterator keeps the interpreter while it reads: let those take it who wait for it,
+            # such as the event loop, which had to wait for 5 ms each time it woke up.
+            time.sleep(0)
 
 
 def _sync(path: Path) -> None:

@@ -32,7 +32,7 @@ from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
 from contrail_storage.streams.outcomes import begun, error_of, expect
-from contrail_storage.streams.placement import choose_group
+from contrail_storage.streams.placement import choose_group, choose_groups
 from contrail_storage.streams.removals import Removals
 from contrail_storage.streams.stream import CheckServing, Stream
 
@@ -139,7 +139,7 @@ class StreamManager:
                 entry,
                 shards,
                 self.node,
-                self._groups,
+                self._shard_log.spread,
                 self._check_serving,
                 [self._shard_log.appending(shard) for shard in shards],
                 self._last_ids,
@@ -154,6 +154,7 @@ class StreamManager:
         if entry is not None and entry.stage == "listed":
             # A stream of another node. For its own, a node goes on to what is wrong with them.
             self._check_home(entry)
+            self._check_kept(entry)
         lost = (
             entry is not None
             and entry.stage == "listed"
@@ -215,6 +216,11 @@ class StreamManager:
         stream = self._current(record.config.name, entry)
         return stream if stream is not None and number in stream.entry.shard_ids else None
 
+    @property
+    def next_shard_id(self) -> int:
+        """The lowest shard id that was given to no stream, as far as this node knows."""
+        return self._meta.next_shard_id
+
     def taken_shard_ids(self) -> set[int]:
         """Shard ids of all streams, including those half made or not completely removed."""
         return {shard_id for entry in self._meta.streams.values() for shard_id in entry.shard_ids}
@@ -246,11 +252,15 @@ class StreamManager:
         async with self._lock:
             if config.name in self._restoring:
                 raise ApiError(errors.STREAM_EXISTS, "the stream is being restored", applied=False)
-            entry = await self._reconciled(config.name)
-            if entry is None or entry.stage != "listed":
+            while (entry := await self._reconciled(config.name)) is None or entry.stage != "listed":
                 _check(given, None, same=False)
                 check_stream_create(config)
-                return await self._create(config), True
+                try:
+                    return await self._create(config), True
+                except ApiError as error:
+                    # Another node had reserved the name. By now this node knows that, too.
+                    if error.spec is not errors.STREAM_EXISTS:
+                        raise
             shard = self._shards[entry.shard_id]
             record = shard.machine.record
             assert record is not None
@@ -318,13 +328,16 @@ class StreamManager:
 
     async def _reserve(self, config: StreamConfig, incarnation: str, *, here: bool = False) -> int:
         in_memory = config.storage == "memory"
+        groups = () if in_memory else self._groups_for(config, here=here)
+        if groups and self._groups[groups[0]].is_alone:
+            await self._groups.before_single()
         reserve = cmd.ReserveStream(
             config.name,
             config.subjects,
             incarnation,
             config.shards,
             in_memory,
-            () if in_memory else self._groups_for(config, here=here),
+            groups,
             self._groups.node_id if in_memory else "",
         )
         return expect(await self._meta_log.command(reserve), Reserved).shard_id
@@ -335,6 +348,10 @@ class StreamManager:
         Raises NOT_LEADER if another node leads the group: only that node makes the stream. With
         ``here``, only groups that this node leads are chosen from, as long as there are any.
         """
+        if len(self._meta.group_table.groups) < self._groups.planned:
+            # They are being made, or this node has not applied that since its start.
+            self._groups.check_led(META_GROUP)
+            raise no_leader("")
         table, replicas = self._meta.group_table.groups.values(), config.num_replicas
         led = [entry for entry in table if here and self._groups.leads(entry.number)]
         group = choose_group(replicas, led, self._meta.shards_in) or choose_group(
@@ -342,8 +359,9 @@ class StreamManager:
         )
         if group is not None:
             self._groups.check_led(group.number, group.members[0])
-            # One leader has all shards, because it also merges what is read of them.
-            return (group.number,) * config.shards
+            if here or len(group.members) == 1 or config.erasure == "subject_key":
+                return (group.number,) * config.shards
+            return choose_groups(group, config.shards, table, self._meta.shards_in)
         if config.num_replicas > 1:
             message = f"{config.num_replicas} replicas require a cluster with as many nodes"
             problem = FieldProblem("/num_replicas", message)
@@ -358,7 +376,15 @@ class StreamManager:
         known = self._meta.group_table.groups.get(group)
         self._groups.check_led(group, known.members[0] if known is not None else "")
 
-    def _leads(self, entry: StreamEntry) -> bool:
+    def _check_kept(self, entry: StreamEntry) -> None:
+        """Raise DATA_LOST for a stream whose only copy was on a disk that is lost."""
+        loser = self._meta.loser_of(entry)
+        if loser:
+            detail = f"the only copy of stream {entry.name} was on a disk of {loser} that is lost"
+            raise ApiError(errors.DATA_LOST, detail, applied=False)
+
+    def leads(self, entry: StreamEntry) -> bool:
+        """Whether this node leads the first shard of a stream, and so makes and removes it."""
         return entry.owner in ("", self._groups.node_id) and self._groups.leads(
             self._meta.group_of(entry.shard_id)
         )
@@ -403,6 +429,11 @@ class StreamManager:
     async def delete(self, name: str, if_match: int | None = None) -> None:
         """Remove a stream with all it holds; see ``StorageLink.delete_stream``."""
         async with self._lock:
+            lost = self._meta.streams.get(name)
+            if lost is not None and self._meta.loser_of(lost) and if_match is None:
+                self._check_home(lost)
+                await self._drop(lost)
+                return
             entry = self.stream(name).entry
             self._check_home(entry)
             record = self._shards[entry.shard_id].machine.record
@@ -428,18 +459,25 @@ class StreamManager:
         async with self._lock:
             await self._renew_lost()
             for seen, entry in enumerate(list(self._meta.streams.values()), start=1):
-                if (
-                    self._leads(entry)
-                    and not self._is_whole(entry)
-                    and entry.name not in self._restoring
-                ):
-                    await self._reconcile_if_sound(entry)
+                await self._reconcile_if_led(entry)
                 if seen % _RECONCILED_TOGETHER == 0:
                     await asyncio.sleep(0)
+
+    async def reconcile(self, name: str) -> None:
+        """As :meth:`reconcile_all`, for one stream."""
+        async with self._lock:
+            entry = self._meta.streams.get(name)
+            if entry is not None:
+                await self._reconcile_if_led(entry)
+
+    async def _reconcile_if_led(self, entry: StreamEntry) -> None:
+        if self.leads(entry) and not self._is_whole(entry) and entry.name not in self._restoring:
+            await self._reconcile_if_sound(entry)
 
     async def _reconcile_if_sound(self, entry: StreamEntry) -> None:
         """Reconcile a stream; a damaged one stays as it is and does not block the others."""
         try:
+            self._check_kept(entry)
             await self._reconcile(entry)
         except ApiError as error:
             if error.spec not in (errors.DATA_LOST, errors.OUTCOME_UNKNOWN):
@@ -452,6 +490,7 @@ class StreamManager:
         if entry is not None:
             self._check_home(entry)
         if entry is not None and not self._is_whole(entry):
+            self._check_kept(entry)
             await self._reconcile(entry)
             entry = self._meta.streams.get(name)
         return entry
@@ -471,7 +510,7 @@ class StreamManager:
         lost = [
             entry
             for entry in self._meta.streams.values()
-            if entry.stage == "listed" and is_in_memory(entry.shard_id) and self._leads(entry)
+            if entry.stage == "listed" and is_in_memory(entry.shard_id) and self.leads(entry)
             if entry.shard_id not in self._shards
         ]
         for start in range(0, len(lost), _RENEWED_TOGETHER):

@@ -7,7 +7,7 @@ ends earlier (by a refusal, a client that left, or a crash) leaves a reservation
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,9 +26,10 @@ from contrail_storage.core.archive.format import ArchiveError, ArchiveReader, Re
 from contrail_storage.core.archive.sharded import ShardedCheck
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.stream.strip_dead import strip_dead_columns
-from contrail_storage.replica.content_sealing import UNMADE, refusal
+from contrail_storage.replica.content_sealing import UNMADE, KeyMakers, refusal
+from contrail_storage.replica.proposer import Proposer
+from contrail_storage.replica.shard_logs import ShardLogs
 from contrail_storage.seal.content import seal_columns
-from contrail_storage.seal.subject_keys import SubjectKeys
 from contrail_storage.streams.manager import StreamManager
 
 RESTORES_MAX: Final = 4
@@ -39,19 +40,31 @@ _PART_RECORDS: Final = 8
 """Records of a part at most: restoring 256 subjects takes a third of a millisecond."""
 T = TypeVar("T")
 
+SealerOf = Callable[[int, bytes], "ArchiveSealer"]
+"""Returns what seals the blocks of a shard, which is being restored with a hash key."""
 _log = structlog.get_logger("contrail.restore")
 
 
 class Restores:
     """The restores in progress on this node, by token."""
 
-    def __init__(self, streams: StreamManager, keys: SubjectKeys, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, streams: StreamManager, logs: ShardLogs, makers: KeyMakers, idle_s: float = IDLE_S
+    ) -> None:
         self._streams = streams
-        self._keys = keys
+        self._logs = logs
+        self._makers = makers
         self._idle_s = idle_s
         self._open: dict[str, _Restore] = {}
         # Tasks that undo restores; the reference keeps them alive.
         self._ending: set[asyncio.Task[None]] = set()
+
+    def _sealer_of(self, shard_id: int, hash_key: bytes) -> "ArchiveSealer":
+        group = self._logs.group_of(shard_id)
+        log = self._logs.groups.proposers[group]
+        if not log.group.is_alone:
+            self._makers.shared.expect(shard_id, hash_key)
+        return ArchiveSealer(self._makers, group, log, shard_id)
 
     async def begin(self, name: str) -> str:
         """Begin a restore into the stream ``name``, which must not exist; return its token."""
@@ -64,7 +77,7 @@ class Restores:
                 applied=False,
             )
         token = secrets.token_hex(16)
-        self._open[token] = _Restore(name, self._streams, self._keys)
+        self._open[token] = _Restore(name, self._streams, self._sealer_of)
         try:
             await self._streams.claim_restore(name)
         except BaseException:
@@ -155,9 +168,9 @@ class Restores:
 class _Restore:
     """One restore: its checked bytes, and the part that is not logged yet."""
 
-    def __init__(self, name: str, streams: StreamManager, keys: SubjectKeys) -> None:
+    def __init__(self, name: str, streams: StreamManager, sealer_of: SealerOf) -> None:
         self.name = name
-        self._keys = keys
+        self._sealer_of = sealer_of
         # Seals the blocks of the current shard; None if its stream has no subject keys.
         self._sealer: ArchiveSealer | None = None
         # Whether a call or the undoing works on it; then no other call is accepted.
@@ -206,6 +219,9 @@ class _Restore:
             await self._begin_shard(archive.decoded(record.payload, ArchiveHeader))
             return
         if self._sealer is not None:
+            if self._part and record.kind == archive.BLOCK and self._sealer.is_shared:
+                # Keys are named in a shard, so there must be one.
+                await self._log_part()
             record = await self._sealer.sealed(record)
         full = self._part_bytes + len(record.payload) > _PART_BYTES
         if self._part and (full or len(self._part) == _PART_RECORDS):
@@ -226,7 +242,7 @@ class _Restore:
         if self._number is None:
             self._number = await self._streams.begin_restore(config, own)
         if config.erasure == "subject_key":
-            self._sealer = ArchiveSealer(self._keys, self._number + header.shard)
+            self._sealer = self._sealer_of(self._number + header.shard, header.hash_key)
 
     async def _log_part(self) -> None:
         assert self._number is not None
@@ -253,8 +269,12 @@ class _Restore:
 class ArchiveSealer:
     """Seals the blocks of one shard with its own keys, before they are logged."""
 
-    def __init__(self, keys: SubjectKeys, shard: int) -> None:
-        self._keys = keys
+    def __init__(self, makers: KeyMakers, group: int, log: Proposer, shard: int) -> None:
+        self.is_shared = not log.group.is_alone
+        """Whether the members of a group have the keys."""
+        self._makers = makers
+        self._group = group
+        self._log = log
         self._shard = shard
         self._names: dict[int, str] = {}
 
@@ -267,18 +287,24 @@ class ArchiveSealer:
         if record.kind != archive.BLOCK:
             return record
         try:
-            sealed = await asyncio.to_thread(self._sealed, decode_block(record.payload))
+            block = await asyncio.to_thread(decode_block, record.payload)
+            known = [at for at in dict.fromkeys(block.subject_ids.tolist()) if at in self._names]
+            wanted = [(self._shard, self._names[number]) for number in known]
+            if wanted:
+                await self._makers.make(self._group, self._log, wanted)
+            sealed = await asyncio.to_thread(self._sealed, block, known, wanted)
         except UNMADE as error:
             raise refusal(error) from error
         return Record(archive.BLOCK, encode_block(sealed, 0))
 
-    def _sealed(self, block: Block) -> Block:
-        """Seal a block. Blocks. Messages of subjects without live messages are emptied."""
+    def _sealed(self, block: Block, known: list[int], wanted: list[tuple[int, str]]) -> Block:
+        """Seal a block. Blocks. Messages of subjects without live messages are emptied.
+
+        ``known`` are the numbers of the other subjects, ``wanted`` say whose keys seal them.
+        """
         numbers = block.subject_ids.tolist()
-        known = [number for number in dict.fromkeys(numbers) if number in self._names]
-        wanted = [(self._shard, self._names[number]) for number in known]
-        self._keys.make(wanted)
-        found = [self._keys.sealing(*one) for one in wanted]
+        keys_of_shard = self._makers.keys_of(self._log)
+        found = [keys_of_shard.sealing(*one) for one in wanted]
         keys = [key for key in found if key is not None]
         assert len(keys) == len(known), "nothing destroys keys of a stream that is being made"
         key_of = {number: at for at, number in enumerate(known)}

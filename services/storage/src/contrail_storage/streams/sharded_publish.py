@@ -6,7 +6,6 @@ is only the outcome of its own messages.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -20,6 +19,7 @@ from contrail_common.model import Expected, Rollup, StreamConfig
 from contrail_common.partition import shard_of, shard_of_filter, shards_of
 from contrail_common.texts import I64Array, as_u32
 from contrail_link.contract.publish import PubResult
+from contrail_link.gathering import Gathering
 from contrail_storage.replica.entries import Content, Done, Outcome
 from contrail_storage.replica.shard import Shard
 
@@ -28,16 +28,24 @@ Send = Callable[[Shard, Content, Done], None]
 _SHARDED: Final = errors.SHARDED_UNSUPPORTED.code
 
 
-def scatter(shards: Sequence[Shard], content: Content, send: Send, done: Done) -> None:
+def scatter(
+    shards: Sequence[Shard],
+    content: Content,
+    check: Callable[[Shard], None],
+    send: Send,
+    done: Done,
+) -> None:
     """Send each message to its shard; ``done`` gets runs in the order of the messages.
 
-    Raises SHARDED_UNSUPPORTED for an atomic batch over several shards.
+    Raises SHARDED_UNSUPPORTED for an atomic batch over several shards, and what ``check`` raises
+    for one of the shards. Then nothing was sent.
     """
     if isinstance(content, MessageBatch):
-        _scatter_batch(shards, content, send, done)
+        _scatter_batch(shards, content, check, send, done)
         return
     config = shards[0].config
     number = shard_of(content.subject, config.shards, config.shard_by)
+    check(shards[number])
     refused = _refusal(config, number, content.expected, content.rollup)
     if refused is not None:
         # In a later turn, as all answers are: the caller still has work to do after this call.
@@ -46,7 +54,13 @@ def scatter(shards: Sequence[Shard], content: Content, send: Send, done: Done) -
     send(shards[number], content, partial(_number_results, done, number))
 
 
-def _scatter_batch(shards: Sequence[Shard], batch: MessageBatch, send: Send, done: Done) -> None:
+def _scatter_batch(
+    shards: Sequence[Shard],
+    batch: MessageBatch,
+    check: Callable[[Shard], None],
+    send: Send,
+    done: Done,
+) -> None:
     loop = asyncio.get_running_loop()
     config = shards[0].config
     of_subjects = shards_of(batch.subjects, config.shards, config.shard_by).astype(np.int64)
@@ -58,13 +72,15 @@ def _scatter_batch(shards: Sequence[Shard], batch: MessageBatch, send: Send, don
         # To no shard; the others of the batch are sent.
         numbers[list(refused)] = -1
     used = [number for number in distinct(numbers).tolist() if number >= 0]
-    gathering = _Gathering(batch.count, refused, len(used), done)
+    for number in used:
+        check(shards[number])
+    gathering = Gathering(batch.count, refused, len(used), done)
     if not used:
         loop.call_soon(done, gathering.results())
     for number in used:
         positions = np.flatnonzero(numbers == number)
         own = batch if len(positions) == batch.count else batch.select(positions)
-        settle = partial(gathering.settle, number, positions)
+        settle = partial(_number_results, partial(gathering.settle, positions), number)
         try:
             send(shards[number], own, settle)
         except ApiError as error:
@@ -120,40 +136,3 @@ def _check_atomic(numbers: I64Array, refused: dict[int, PubResult]) -> None:
     if (numbers != numbers[0]).any():
         reason = "all messages of an atomic batch must belong to the same shard"
         raise ApiError(errors.SHARDED_UNSUPPORTED, reason, applied=False)
-
-
-@dataclass(slots=True, eq=False)
-class _Gathering:
-    """Collects the outcomes of one batch's shards, until the last of ``waiting`` has answered."""
-
-    count: int
-    refused: dict[int, PubResult]
-    waiting: int
-    done: Done
-    _parts: list[tuple[I64Array, list[PubResult]]] = field(default_factory=list)
-    _errors: list[ApiError] = field(default_factory=list)
-
-    def settle(self, number: int, positions: I64Array, outcome: Outcome) -> None:
-        """Set the outcome of the messages at ``positions``, which went to shard ``number``."""
-        if isinstance(outcome, ApiError):
-            self._errors.append(outcome)
-            lost = PubResult(0, code=outcome.spec.code, detail=outcome.detail, count=len(positions))
-            self._parts.append((positions, [lost]))
-        else:
-            self._parts.append((positions, _in_shard(outcome, number)))
-        self.waiting -= 1
-        if not self.waiting:
-            # If every shard failed, the request failed. If only some did, each message has its own
-            # outcome.
-            failed = len(self._errors) == len(self._parts) and not self.refused
-            self.done(self._errors[0] if failed else self.results())
-
-    def results(self) -> list[PubResult]:
-        """Return all outcomes in the order of the messages."""
-        if len(self._parts) == 1 and not self.refused:
-            return self._parts[0][1]
-        by_position = dict(self.refused)
-        for positions, runs in self._parts:
-            each = [one for run in runs for one in run.each()]
-            by_position.update(zip(positions.tolist(), each, strict=True))
-        return [by_position[at] for at in range(self.count)]

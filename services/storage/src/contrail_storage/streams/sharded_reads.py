@@ -37,7 +37,7 @@ from contrail_storage.reading.page_tokens import (
 )
 from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.replay import Replayer
-from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard import Shard, woken
 from contrail_storage.streams.sharded_state import (
     bad_cursor,
     concerned,
@@ -76,12 +76,10 @@ class ShardedReader:
         deadline = loop.time() + request.wait_ns / 1e9
         with _watched(shards) as changed:
             while True:
-                # Before reading: a message that arrives during the read sets it again.
-                changed.clear()
                 merge = _Merge(self._reader, shards, begin, request)
                 messages = await merge.read()
                 left = deadline - loop.time()
-                if messages or left <= 0 or not await _set_within(changed, left):
+                if messages or left <= 0 or not await woken(changed, left):
                     break
                 for shard in shards:
                     shard.check_readable()
@@ -317,11 +315,3 @@ def _watched(shards: Sequence[Shard]) -> Iterator[asyncio.Event]:
     finally:
         for shard in shards:
             shard.listeners.discard(changed.set)
-
-
-async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return False
-    return True

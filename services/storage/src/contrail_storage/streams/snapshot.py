@@ -7,6 +7,7 @@ takes. Publishes, merges and removals continue meanwhile, and none of them waits
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from contrail_common import errors
@@ -18,6 +19,7 @@ from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.stream.archive_records import block_record, state_records
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.reading.answering import read_failed
+from contrail_storage.replica.loading import skipped_of
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentOpener
 from contrail_storage.store.block_codecs import BLOCK_CODECS
@@ -119,16 +121,23 @@ class Snapshotter:
                 # may be of a moment in between.
                 _agree(first, machine)
                 deadlines = scan(keys.shard_key(keys.DEADLINE, shard_id))
-                for record in state_records(machine, deadlines, consumers=consumers):
+                records = state_records(
+                    machine,
+                    deadlines,
+                    consumers=consumers,
+                    skipped_ns=skipped_of(shard_id, scan),
+                )
+                for record in records:
                     yield writer.record(record)
+                opened = partial(self._opened, shard_id)
                 for _, stored in scan(keys.shard_key(keys.BLOCK, shard_id)):
-                    block = block_record(machine, decode_block(stored, BLOCK_CODECS), self._opened)
+                    block = block_record(machine, decode_block(stored, BLOCK_CODECS), opened)
                     if block is not None:
                         yield writer.record(block)
         yield writer.end()
 
-    def _opened(self, columns: MessageColumns) -> MessageColumns:
-        plain, gone = self._opener.columns(columns)
+    def _opened(self, shard_id: int, columns: MessageColumns) -> MessageColumns:
+        plain, gone = self._opener.columns(shard_id, columns)
         if gone:
             raise StoreScanCutError("subject keys were destroyed")
         return plain

@@ -11,16 +11,18 @@ from functools import partial
 from operator import attrgetter
 from typing import Final, Protocol
 
+import msgspec
+
 from contrail_common import errors
-from contrail_common.errors import ApiError
-from contrail_common.model import StreamConfig, StreamInfo, StreamState
+from contrail_common.errors import ApiError, from_code
+from contrail_common.model import Replica, StreamConfig, StreamInfo, StreamState
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.replica.entries import Content, Done, Outcome, contents_of
-from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append
+from contrail_storage.replica.spread import Spread
 from contrail_storage.store.block_store import UNREADABLE
 from contrail_storage.streams.expectations import Expectations
 from contrail_storage.streams.last_ids import LastIds
@@ -32,14 +34,15 @@ from contrail_storage.streams.sharded_state import (
     sum_states,
 )
 
-_UNKNOWN: Final = frozenset((errors.OUTCOME_UNKNOWN.code,))
+_AS_A_WHOLE: Final = frozenset((errors.OUTCOME_UNKNOWN.code, errors.NOT_LEADER.code))
+"""If every message of a request has the same of these outcomes, the request has it."""
 _code_of = attrgetter("code")
 
 
 class CheckServing(Protocol):
     """See `StorageNode.check_serving`."""
 
-    def __call__(self, *, in_memory: bool = False) -> None:
+    def __call__(self, *, in_memory: bool = False, is_replicated: bool = False) -> None:
         """Raise ApiError while changes are refused."""
         ...
 
@@ -48,8 +51,8 @@ class Stream:
     """A listed stream with its one or more shards. Used on the event loop only."""
 
     __slots__ = (
-        "_appends", "_check_serving", "_expectations", "_groups", "_last_ids", "_node",
-        "durability", "entry", "in_memory", "is_replicated", "shards",
+        "_appends", "_check_serving", "_expectations", "_groups", "_last_ids", "_node", "_spread",
+        "durability", "entry", "groups", "in_memory", "is_replicated", "shards",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +60,7 @@ class Stream:
         entry: StreamEntry,
         shards: list[Shard],
         node: str,
-        groups: Groups,
+        spread: Spread,
         check_serving: CheckServing,
         appends: list[Append],
         last_ids: LastIds,
@@ -67,17 +70,20 @@ class Stream:
         """Its entry in the meta machine. Replaced when its subjects change."""
         self.shards = shards
         """All shards, in order of their numbers; never replaced."""
+        self.groups = tuple(dict.fromkeys(shard.group for shard in shards))
+        """The groups of the shards, that of the first one first."""
         self.in_memory = is_in_memory(entry.shard_id)
         """Whether the messages are kept only in memory."""
         # Name of this node.
         self._node = node
-        self.is_replicated = not groups[shards[0].group].is_alone
+        self.is_replicated = not spread.groups[shards[0].group].is_alone
         """Whether other nodes have copies of the messages."""
         on_disk = "quorum-fsync" if self.is_replicated else "fsync"
         self.durability = "memory" if self.in_memory else on_disk
         """The guarantee of its publish acks."""
-        # Knows whether this node leads the group of the shards.
-        self._groups = groups
+        # Know whether this node leads the groups of the shards, or may serve all of them.
+        self._groups = spread.groups
+        self._spread = spread
         self._check_serving = check_serving
         # By shard: accepts its messages, and seals them if the stream needs that.
         self._appends = dict(zip(shards, appends, strict=True))
@@ -133,26 +139,44 @@ class Stream:
 
     @property
     def is_led(self) -> bool:
-        """Whether this node leads the stream's shards."""
-        return self._groups.leads(self.shards[0].group)
+        """Whether this node serves the stream: it leads the first shard, and may use the others."""
+        return self._spread.is_fresh(self.groups)
 
     @property
     def leader(self) -> str:
         """Name of the node that serves it; empty while none is known."""
-        return self._groups[self.shards[0].group].leader if self.is_replicated else self._node
+        return self._leader_of(self.shards[0])
 
-    async def confirm_led(self) -> None:
-        """Wait until what can be read is no older than this call (NOT_LEADER)."""
-        await self._groups.confirm_led(self.shards[0].group)
+    def _leader_of(self, shard: Shard) -> str:
+        return self._groups[shard.group].leader if self.is_replicated else self._node
+
+    async def confirm_led(self, number: int | None = None) -> None:
+        """Wait until what can be read is no older than this call (NOT_LEADER).
+
+        With ``number``, only what can be read of that shard.
+        """
+        if len(self.groups) == 1:
+            await self._groups.confirm_led(self.groups[0])
+            return
+        self.check_led()
+        groups = self.groups if number is None else {self.groups[0], self.shard(number).group}
+        await self._spread.confirm(groups)
+
+    def staleness_s(self) -> float:
+        """Seconds since this copy had everything that was acknowledged; inf if that is unknown."""
+        return max(self._groups[one].staleness_s() for one in self.groups)
 
     def check_led(self) -> None:
-        """Raise NOT_LEADER if the stream is replicated and another node leads it."""
-        self._groups.check_led(self.shards[0].group)
+        """Raise NOT_LEADER if the stream is replicated and another node serves it."""
+        if len(self.groups) > 1:
+            self._spread.check(self.groups)
+        else:
+            self._groups.check_led(self.groups[0])
 
     def check_writable(self) -> None:
         """Raise ApiError while the stream accepts no changes."""
         self.check_led()
-        self._check_serving(in_memory=self.in_memory)
+        self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
 
     def publish(self, content: PublishContent, done: Callable[[PublishOutcome], None]) -> None:
         """Store messages; see ``StorageLink.publish_then``.
@@ -164,7 +188,7 @@ class Stream:
         alone = len(self.shards) == 1
         if alone and first.damaged:
             raise data_lost(first)
-        self._check_serving(in_memory=self.in_memory)
+        self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
         answer: Done = partial(self._answer, done)
         if not (content if isinstance(content, list) else content.count):
             asyncio.get_running_loop().call_soon(answer, [])
@@ -173,7 +197,17 @@ class Stream:
         if alone:
             self._send(first, messages, answer)
         else:
-            scatter(self.shards, messages, self._send, answer)
+            scatter(self.shards, messages, self._check_shard, self._send, answer)
+
+    def _check_shard(self, shard: Shard) -> None:
+        """Raise NOT_LEADER unless this node accepts messages for a shard."""
+        self._groups.check_led(shard.group)
+
+    async def confirm_shard(self, number: int) -> None:
+        """As :meth:`confirm_led`, if this node leads a shard, whoever leads the others."""
+        group = self.shard(number).group
+        self._groups.check_led(group)
+        await self._groups.confirm_led(group)
 
     def _send(self, shard: Shard, content: Content, done: Done) -> None:
         """Send messages to one of the shards (DATA_LOST)."""
@@ -190,10 +224,9 @@ class Stream:
     def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
         if isinstance(outcome, ApiError):
             done(outcome)
-        # A request whose every message has an unknown outcome fails as a whole, so that clients
-        # retry it as one.
-        elif outcome and _UNKNOWN.issuperset(map(_code_of, outcome)):
-            done(ApiError(errors.OUTCOME_UNKNOWN, outcome[0].detail))
+        elif outcome and outcome[0].code in _AS_A_WHOLE and len(set(map(_code_of, outcome))) == 1:
+            # It fails as one, so that clients, and routers to other nodes, send it again as one.
+            done(from_code(outcome[0].code, outcome[0].detail))
         else:
             done(PublishAck(self.entry.name, outcome, self.durability))
 
@@ -207,6 +240,9 @@ class Stream:
         assert record is not None
         states = [shard_state(shard, damaged=damaged) for shard in self.shards]
         several = len(states) > 1
+        if len(self.groups) > 1:
+            led = zip(states, map(self._leader_of, self.shards), strict=True)
+            states = [msgspec.structs.replace(state, leader=leader) for state, leader in led]
         losses = [shard.machine.loss for shard in self.shards]
         return StreamInfo(
             config=record.config,
@@ -218,7 +254,15 @@ class Stream:
             leader=self.leader,
             durability=self.durability,
             data_loss=sum_losses(losses) if several else losses[0],
+            replicas=self._replicas(),
         )
+
+    def _replicas(self) -> list[Replica]:
+        """The other copies; empty on a node that does not lead."""
+        if not self.is_replicated:
+            return []
+        peers = self._groups[self.shards[0].group].report().peers
+        return [Replica(one.name, one.current, one.offline, one.lag) for one in peers]
 
 
 def data_lost(shard: Shard) -> ApiError:

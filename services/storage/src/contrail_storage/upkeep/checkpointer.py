@@ -82,21 +82,47 @@ class Checkpointer:
         self._checkpoint = Checkpoint(store, data_dir / "checkpoints", files)
         self._lock = asyncio.Lock()
 
-    def verify(self, log: NodeLog, applied: Mapping[int, int], shards: Mapping[int, Shard]) -> None:
+    def verify(
+        self,
+        log: NodeLog,
+        applied: Mapping[int, int],
+        shards: Mapping[int, Shard],
+        without: frozenset[int] = frozenset(),
+        is_replicated: Callable[[int], bool] = lambda group: False,
+    ) -> frozenset[int]:
         """Raise DataLostError if the store or the log has less than a record proves.
 
-        Also raises as `check_unapplied` does.
+        Groups ``without`` a whole state are left out. Returns the replicated groups of which the
+        store has less; others have them. Also raises as `check_unapplied` does.
         """
         check_unapplied(log)
         bases = {number: group.base_index for number, group in log.recovery.groups.items()}
         marks = marks_of(shards)
-        findings = self._checkpoint.verify(applied, marks, bases)
+        in_store = self._checkpoint.store_findings(applied, marks)
+        less = {
+            number
+            for finding in in_store
+            if finding.groups and all(map(is_replicated, finding.groups))
+            for number in finding.groups
+        }
+        less |= {
+            number
+            for number, base in bases.items()
+            if base > applied.get(number, 0) and is_replicated(number)
+        }
+        known = less | without
+        findings = [
+            finding
+            for finding in self._checkpoint.verify(applied, marks, bases)
+            if not finding.groups or not finding.groups <= known
+        ]
         if findings:
             reasons = "; ".join(finding.reason for finding in findings)
             raise DataLostError(
                 f"stored data is missing or changed: {reasons}",
-                store_is_whole=not self._checkpoint.store_findings(applied, marks),
+                store_is_whole=not in_store,
             )
+        return frozenset(less)
 
     async def run(
         self,

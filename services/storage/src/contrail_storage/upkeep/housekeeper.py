@@ -5,7 +5,7 @@ shard when that has passed, or after a change. Shards in which nothing happens c
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Final
 
 import structlog
@@ -17,7 +17,7 @@ from contrail_storage.core.agenda import Agenda
 from contrail_storage.core.results import Removed
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from contrail_storage.replica.changes import take
-from contrail_storage.replica.log_time import LogTime
+from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.shard import Shard, in_memory_first
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.store.rocks_store import StoreError, StoreFailedError
@@ -43,8 +43,7 @@ class Housekeeper:
         shard_log: ShardLog,
         shards: Mapping[int, Shard],
         changed: set[int],
-        leads: Callable[[int], bool],
-        clock: LogTime,
+        groups: Groups,
         due: DueMessages,
     ) -> None:
         # Tells shards of listed streams from those that are being made or removed.
@@ -57,10 +56,8 @@ class Housekeeper:
         self._shards = shards
         # Ids of shards that changed. The applier adds to it, a tick empties it.
         self._changed = changed
-        # Whether this node leads a group. Only then, something is done in its shards.
-        self._leads = leads
-        # Reads log time.
-        self._clock = clock
+        # Know their log time, and whether this node leads. Only then, something is done.
+        self._groups = groups
         # Finds single messages that are due.
         self._due = due
         # Shards by id, with `due_ns`, in log time.
@@ -93,7 +90,7 @@ class Housekeeper:
                 if entered % _ENTERED == _ENTERED - 1:
                     await asyncio.sleep(0)
             # Log time may have run at any speed since the last tick, so it is read each time.
-            await self._look(self._clock.now())
+            await self._look(self._groups.latest_ns())
             await self._consumers.drop_inactive()
 
     def _enter(self, shard_id: int) -> None:
@@ -102,7 +99,7 @@ class Housekeeper:
         if shard is None:
             self._failing.pop(shard_id, None)
             self._paused.leave(shard_id)
-        led = shard is not None and self._leads(shard.group)
+        led = shard is not None and self._groups.leads(shard.group)
         at_ns = due_ns(shard) if shard is not None and led else NO_DEADLINE
         if at_ns == NO_DEADLINE:
             self._agenda.leave(shard_id)
@@ -125,7 +122,7 @@ class Housekeeper:
         left.reverse()
         try:
             while left:
-                await self._look_at(left[-1], now_ns)
+                await self._look_at(left[-1], self._groups.time_ns(left[-1].group))
                 left.pop()
         finally:
             # After an error or a cancellation, nothing is forgotten.
@@ -135,7 +132,7 @@ class Housekeeper:
 
     async def _look_at(self, shard: Shard, now_ns: int) -> None:
         shard_id = shard.machine.shard_id
-        if not (self._streams.is_listed(shard_id) and self._leads(shard.group)):
+        if not (self._streams.is_listed(shard_id) and self._groups.leads(shard.group)):
             self._failing.pop(shard_id, None)
             return  # it is noted as changed once its stream is listed, or this node leads it
         try:

@@ -15,6 +15,7 @@ import numpy as np
 import structlog
 
 from contrail_common.columns.blocks import Block
+from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
@@ -153,7 +154,9 @@ class Scrubber:
                 broken.append((span, reason, None))
                 continue
             try:
-                self._opener.columns(block.columns)
+                self._opener.columns(shard_id, block.columns)
+            except ApiError:
+                continue  # this node has yet to get a key
             except ContentBrokenError as error:
                 broken.append((span, str(error), block))
         return broken
@@ -165,9 +168,13 @@ class Scrubber:
         known = shard.machine.deleted.live_mask(block.base_seq, block.count)
         wanted = live if known is None else live & known
         try:
-            self._opener.columns(block.columns, np.flatnonzero(wanted).tolist())
+            self._opener.columns(
+                shard.machine.shard_id, block.columns, np.flatnonzero(wanted).tolist()
+            )
         except ContentBrokenError:
             return True
+        except ApiError:
+            pass  # this node has yet to get a key
         return False
 
     def _stands(self, shard: Shard, span: BlockSpan) -> bool:

@@ -1,30 +1,40 @@
 """Shredding: subject keys are destroyed when their subject is erased or has no messages left.
 
-An erasure destroys keys before it deletes messages. A crash may therefore leave messages that
-cannot be decrypted; until they are removed, reads treat them as erased. The key file records the
-work that a destroyed key leaves, and every start finishes it.
+In a group of one, an erasure destroys keys before it deletes messages. A crash may therefore leave
+messages that cannot be decrypted; until they are removed, reads treat them as erased. The key file
+records the work that a destroyed key leaves, and every start finishes it.
+
+Where members share the keys, their leader deletes the messages first, and then proposes that the
+keys are shredded; every member destroys its copies when it applies that. A crash in between may
+leave keys of subjects without messages, which the next sweep finds.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
+import numpy as np
 import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.subjects import is_wildcard
 from contrail_storage.core import commands as cmd
+from contrail_storage.core.results import Done
 from contrail_storage.reading.reader import Reader
 from contrail_storage.replica.content_sealing import refusal, seals
+from contrail_storage.replica.groups import Groups
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import ShardLog
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME, SubjectKeysDamagedError
+from contrail_storage.seal.shared_keys import SharedKeys
 from contrail_storage.seal.subject_keys import SubjectKeys
+from contrail_storage.streams.outcomes import expect
 from contrail_storage.streams.removals import Removals
 from contrail_storage.upkeep.backoff import Backoff
 
+_SHREDDED_TOGETHER: Final = 1_000
 _TOGETHER: Final = 1_024
 """Subjects that are looked up before the event loop does other work."""
 TICK_S: Final = 1.0
@@ -38,6 +48,11 @@ class Streams(Protocol):
 
     def is_listed(self, number: int) -> bool:
         """Whether a listed stream has a shard with the id ``number``."""
+        ...
+
+    @property
+    def next_shard_id(self) -> int:
+        """The lowest shard id that was given to no stream, as far as this node knows."""
         ...
 
     def taken_shard_ids(self) -> set[int]:
@@ -59,8 +74,13 @@ class Snapshots(Protocol):
         ...
 
 
-def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
-    """Stop shards that have had sealed messages if the key file is missing or damaged."""
+def stop_without_keys(
+    keys: SubjectKeys, shards: Iterable[Shard], is_replicated: Callable[[int], bool]
+) -> None:
+    """Stop shards that have had sealed messages if the key file is missing or damaged.
+
+    But not those of replicated groups, whose keys other members have too.
+    """
     if keys.broken:
         _log.warning("subject_keys_broken", slots=keys.broken)
     if keys.exists:
@@ -71,7 +91,9 @@ def stop_without_keys(keys: SubjectKeys, shards: Iterable[Shard]) -> None:
     for shard in shards:
         machine = shard.machine
         # A stream that has never had a message loses nothing with the file; it gets a new one.
-        if seals(shard) and machine.counters.last_seq >= machine.config.first_seq:
+        if is_replicated(shard.group) or not seals(shard):
+            continue
+        if machine.counters.last_seq >= machine.config.first_seq:
             shard.damaged = reason
             _log.critical("subject_keys_lost", stream=shard.name, reason=reason)
 
@@ -82,14 +104,20 @@ class Shredder:
     def __init__(
         self,
         keys: SubjectKeys,
+        shared: SharedKeys,
+        groups: Groups,
         streams: Streams,
         shards: Mapping[int, Shard],
         shard_log: ShardLog,
         snapshots: Snapshots,
         reader: Reader,
     ) -> None:
-        # The keys, in their file.
+        # The keys of groups of one, in their file.
         self._keys = keys
+        # The keys that members of groups share, in theirs.
+        self._shared = shared
+        # Which groups this node leads, and which it is alone in.
+        self._groups = groups
         # Which streams and shard ids are in use; keys of others are left over.
         self._streams = streams
         # All shards, by id.
@@ -101,7 +129,7 @@ class Shredder:
         # Finds the subjects of an erasure.
         self._reader = reader
         self._busy: set[int] = set()
-        """Slots of the erasures in progress; `reconcile` leaves them alone."""
+        """Slots in `_keys` of the erasures in progress; `reconcile` leaves them alone."""
         self._stuck: set[int] = set()
         """Slots with work left that cannot be done while their shard is damaged."""
         # The time between attempts to :meth:`reconcile`, after failures.
@@ -123,12 +151,17 @@ class Shredder:
         if not seals(shards[0]):
             yield False
             return
+        if self._are_shared(shards[0]):
+            async with self._shredded_by_all(shards, pattern):
+                yield True
+            return
         slots: list[int] = []
         try:
             for shard in shards:
-                retired = await self._retire(shard, pattern)
+                retired = await self._retire(shard, pattern, self._keys)
                 # Noted before keys are destroyed: an error from here on has an unknown outcome.
                 slots += retired
+                self._busy.update(retired)
                 await self._shred(shard, pattern, retired)
             # The body removes the messages. Only after it may the slots have new keys.
             yield True
@@ -144,7 +177,33 @@ class Shredder:
         finally:
             self._busy.difference_update(slots)
 
-    async def _retire(self, shard: Shard, pattern: str) -> list[int]:
+    @asynccontextmanager
+    async def _shredded_by_all(self, shards: Sequence[Shard], pattern: str) -> AsyncIterator[None]:
+        """Have all members destroy the keys of matching subjects, once the body has ended."""
+        retired: list[list[int]] = []
+        for shard in shards:
+            # What the subjects of these are is not known.
+            if self._shared.wants(shard.machine.shard_id):
+                detail = "this node has yet to get subject keys from other ones"
+                raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+            retired.append(await self._retire(shard, pattern, self._shared))
+            await self._barrier(shard)  # now everything sealed with these keys is applied
+        yield
+        try:
+            for shard, slots in zip(shards, retired, strict=True):
+                await self._destroy(shard, slots)
+                await self._sweep_for(shard, pattern)
+        except (ApiError, SubjectKeysDamagedError) as error:
+            detail = f"the messages are deleted; their keys may not be destroyed: {error}"
+            raise ApiError(errors.OUTCOME_UNKNOWN, detail) from error
+
+    def _are_shared(self, shard: Shard) -> bool:
+        return not self._groups[shard.group].is_alone
+
+    def _keys_of(self, shard: Shard) -> SubjectKeys:
+        return self._shared if self._are_shared(shard) else self._keys
+
+    async def _retire(self, shard: Shard, pattern: str, keys: SubjectKeys) -> list[int]:
         """Retire the keys of matching subjects (they seal nothing more); return their slots."""
         shard_id, table = shard.machine.shard_id, shard.machine.subjects
         wanted = await self._reader.filter_of(shard, (pattern,))
@@ -152,17 +211,18 @@ class Shredder:
 
         def retire() -> list[int]:
             names = (texts[slot] for slot in at.tolist()) if is_wildcard(pattern) else (pattern,)
-            return self._keys.retire(shard_id, [name for name in names if name])
+            return keys.retire(shard_id, [name for name in names if name])
 
-        slots = await asyncio.to_thread(retire)
-        self._busy.update(slots)
-        return slots
+        return await asyncio.to_thread(retire)
 
     async def _shred(self, shard: Shard, pattern: str, slots: list[int]) -> None:
         if slots:
             await self._barrier(shard)  # now everything sealed with these keys is applied
             below_seq = shard.machine.counters.last_seq + 1
             await asyncio.to_thread(self._keys.destroy, slots, below_seq)
+        await self._sweep_for(shard, pattern)
+
+    async def _sweep_for(self, shard: Shard, pattern: str) -> None:
         if is_wildcard(pattern):
             # Also keys of subjects without messages, whose names are no longer known.
             for _ in range(2):
@@ -241,26 +301,35 @@ class Shredder:
     async def tick(self, sweep_s: float = SWEEP_S) -> None:
         """Sweep shards with keys: each after removals only, and at most every ``sweep_s``."""
         await self.reconcile()
-        keyed = self._keys.live()
-        if not keyed:
-            return
-        now_s = asyncio.get_running_loop().time()
-        for shard_id in keyed:
-            if not self._streams.is_listed(shard_id):
-                # The stream is gone for good. A stream that is being created or restored is not
-                # listed yet, and its keys must stay.
-                if shard_id not in self._streams.taken_shard_ids():
-                    await self._destroy(self._keys.slots_of_shard(shard_id))
+        for keys in (self._keys, self._shared):
+            for shard_id in keys.live():
+                if self._streams.is_listed(shard_id):
+                    await self._sweep_if_due(self._shards[shard_id], sweep_s)
+                elif self._is_gone(shard_id, keys):
+                    await self._destroy_all(shard_id, keys)
                     self._swept.pop(shard_id, None)
-            # A snapshot reads messages that may be deleted by now, and opens them with their keys.
-            elif not self._snapshots.is_reading:
-                shard = self._shards[shard_id]
-                gone = shard.machine.counters.last_seq - shard.machine.counters.messages
-                seen, at_s = self._swept.get(shard_id, (-1, now_s - sweep_s))
-                # Subjects lose their last message only when messages are removed.
-                if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
-                    more = await self._sweep(shard)
-                    self._swept[shard_id] = (-1 if more else gone, now_s)
+
+    def _is_gone(self, shard_id: int, keys: SubjectKeys) -> bool:
+        """Whether a shard, whose stream is not listed, is gone for good.
+
+        A stream that is being created or restored is not listed yet, and its keys must stay.
+        """
+        # This node may have heard of the keys of a new stream before it hears of the stream.
+        is_known = shard_id < self._streams.next_shard_id and shard_id not in self._shards
+        alone = keys is self._keys
+        return (alone or is_known) and shard_id not in self._streams.taken_shard_ids()
+
+    async def _sweep_if_due(self, shard: Shard, sweep_s: float) -> None:
+        # A snapshot reads messages that may be deleted by now, and opens them with their keys.
+        if self._snapshots.is_reading or not self._groups.leads(shard.group):
+            return
+        shard_id, counters = shard.machine.shard_id, shard.machine.counters
+        now_s, gone = asyncio.get_running_loop().time(), counters.last_seq - counters.messages
+        seen, at_s = self._swept.get(shard_id, (-1, now_s - sweep_s))
+        # Subjects lose their last message only when messages are removed.
+        if seen != gone and now_s - at_s >= sweep_s and not shard.damaged:
+            more = await self._sweep(shard)
+            self._swept[shard_id] = (-1 if more else gone, now_s)
 
     async def _sweep(self, shard: Shard) -> bool:
         """Destroy the keys of subjects that had no messages in the last sweep and have none now.
@@ -268,10 +337,10 @@ class Shredder:
         Subjects that have none for the first time are only noted: messages sealed with their keys
         may not be applied yet. Returns whether there are any.
         """
-        if not self._keys.exists:
+        keys, shard_id = self._keys_of(shard), shard.machine.shard_id
+        if not keys.exists:
             return False
-        shard_id = shard.machine.shard_id
-        noted = self._keys.condemned(self._keys.slots_of_shard(shard_id))
+        noted = keys.condemned(keys.slots_of_shard(shard_id))
         if noted:
             # Everything that was sealed before the last sweep noted these keys is applied now, so a
             # subject that has messages shows them.
@@ -279,22 +348,42 @@ class Shredder:
         names = [name for _, name in shard.machine.subjects.live()]
         needed: set[int] = set()
         for some in _batches(names):
-            needed |= self._keys.slots_of_subjects(shard_id, some)
+            needed |= keys.slots_of_subjects(shard_id, some)
             await asyncio.sleep(0)
-        idle = set(self._keys.slots_of_shard(shard_id)) - needed
+        idle = set(keys.slots_of_shard(shard_id)) - needed
         # Asked again: a publish may have sealed with a noted key during the loop above.
-        doomed = self._keys.condemned(idle.intersection(noted))
+        doomed = keys.condemned(idle.intersection(noted))
         idle.difference_update(doomed)
-        self._keys.condemn(idle)
-        await self._destroy(doomed)
+        keys.condemn(idle)
+        await self._destroy(shard, doomed)
         return bool(idle)
 
-    async def _destroy(self, slots: list[int]) -> None:
-        """Destroy keys that no message needs. Nothing remains to be purged."""
+    async def _destroy(self, shard: Shard, slots: list[int]) -> None:
+        """Destroy keys of a shard that no message needs, on all its members."""
+        if not self._are_shared(shard):
+            await self._destroy_here(slots)
+            return
+        self._shared.retire_slots(slots)
+        ids, shard_id = self._shared.ids_of(slots), shard.machine.shard_id
+        for start in range(0, len(ids), _SHREDDED_TOGETHER):
+            some = np.array(ids[start : start + _SHREDDED_TOGETHER], np.uint64)
+            command = cmd.ShredKeys(some.tobytes())
+            expect(await self._shard_log.command(shard_id, command), Done)
+
+    async def _destroy_here(self, slots: list[int]) -> None:
+        """Destroy keys of this node alone. Nothing remains to be purged."""
         if slots:
             self._keys.retire_slots(slots)
             await asyncio.to_thread(self._keys.destroy, slots, 0)
             await asyncio.to_thread(self._keys.finish, slots)
+
+    async def _destroy_all(self, shard_id: int, keys: SubjectKeys) -> None:
+        """Destroy the keys of a shard that is gone."""
+        if keys is self._keys:
+            await self._destroy_here(keys.slots_of_shard(shard_id))
+        else:
+            self._shared.forget(shard_id)
+            await asyncio.to_thread(self._shared.destroy_doomed)
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:

@@ -38,3 +38,5 @@ class LogStats:
     bytes_written: int = 0
     segments: int = 0
     size_bytes: int = 0
+    left_bytes: int = 0
+    """What was left when segments were last dropped."""

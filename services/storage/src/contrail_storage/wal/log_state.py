@@ -17,6 +17,8 @@ from contrail_storage.disk.files import Files
 from contrail_storage.wal.codec import SALT_BYTES, RecordKind
 from contrail_storage.wal.spans import Change, GroupSpans
 
+RESTORING: Final = 1
+"""Flag of a member that lacks what it acknowledged; see `contrail_replicator.messages`."""
 OnDurable = Callable[[int, int], None]
 SUFFIX: Final = ".wal"
 _NAME: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{16})-([0-9a-f]{16})\.wal")
@@ -43,7 +45,8 @@ NOTHING: Final = LogEnd(0, 0, 0, 0, None, 0)
 class LogGroup:
     """The log of one group: its `end`, and the end and the `spans` of the part that is `durable`.
 
-    `followed` groups have other members, which read the tail of the log.
+    `followed` groups have other members, which read the tail of the log. The entries after
+    `held_index` are kept for one that fetches the state there.
     """
 
     end: LogEnd = NOTHING
@@ -51,6 +54,7 @@ class LogGroup:
     spans: GroupSpans = field(default_factory=GroupSpans)
     on_durable: OnDurable | None = None
     followed: bool = False
+    held_index: int | None = None
     ended: bool = False
 
 

@@ -18,6 +18,7 @@ from typing import Final, Self
 from msgspec.structs import replace
 
 from contrail_storage.disk.files import AppendHandle, Files
+from contrail_storage.disk.node_file import NodeFileDamagedError
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.wal import codec
 from contrail_storage.wal.codec import MalformedRecordError, RecordKind
@@ -31,7 +32,7 @@ from contrail_storage.wal.log_state import (
     list_segments,
     new_segment,
 )
-from contrail_storage.wal.newest_segment import missing_newest, note_newest
+from contrail_storage.wal.newest_segment import NEWEST_NAME, missing_newest, note_newest
 from contrail_storage.wal.reading import READ_BYTES_MAX, LoggedEntry, read_entries
 from contrail_storage.wal.replay import RecoveredGroup, Recovery, Replayed, Rot, replay
 
@@ -121,19 +122,22 @@ class NodeLog:
 
         The caller holds the lock of the data folder. `keep_from` has the applied index of each
         group in the store. A log with `recovery.rot` cannot be started. `sealer` is for an
-        encrypted log. Raises OSError, NodeFileDamagedError, and UnsupportedVersionError for the log
-        of a newer release.
+        encrypted log. Raises OSError, and UnsupportedVersionError for the log of a newer release.
         """
         files = files or Files()
         files.make_directory(directory)
         segments = list_segments(files, directory)
         log = cls(directory, files, options or LogOptions(), segments, sealer)
         log._take_over(replay(files, directory, segments, keep_from or {}, sealer))
-        missing = missing_newest(files, directory, segments)
+        missing, why = "", "the newest segment is missing"
+        try:
+            missing = missing_newest(files, directory, segments)
+        except NodeFileDamagedError as error:
+            missing, why = NEWEST_NAME, str(error)
         # The remaining segments are sound, so nothing else would show that acknowledged entries are
         # missing.
         if missing and log.recovery.rot is None:
-            log.recovery.rot = Rot(missing, 0, "the newest segment is missing")
+            log.recovery.rot = Rot(missing, 0, why)
         if begin and log.recovery.rot is None:
             log.begin_segment()
         return log
@@ -288,6 +292,15 @@ class NodeLog:
             state = self._writable(group)
             return self._save(group, state, replace(state.end, flags=flags))
 
+    def begin_new(self, group: int, flags: int) -> None:
+        """Begin the log of a group with flags; nothing changes if it has begun. Before `attach`."""
+        with self._lock:
+            if group not in self._groups:
+                state = self._groups[group] = LogGroup()
+                # In one batch: a log that has begun must have the flags.
+                self._mark(group, state, state.end, RecordKind.BASE, 0, 0)
+                self._save(group, state, replace(state.end, flags=flags))
+
     def _save(self, group: int, state: LogGroup, end: LogEnd) -> int:
         record = codec.hard_state_record(group, end.term, end.voted_for, end.flags)
         self._waiting.add(group, RecordKind.HARD_STATE, 0, 0)
@@ -318,6 +331,19 @@ class NodeLog:
         """Keep `LogOptions.tail_bytes` of the log, which other members of the group may read."""
         with self._lock:
             self._groups[group].followed = True
+
+    def hold(self, group: int, index: int | None) -> None:
+        """Keep the entries after `index`, for a member that fetches the state there; None: no more.
+
+        They are kept as far as another `LogOptions.tail_bytes`, but not from a cut.
+        """
+        with self._lock:
+            self._groups[group].held_index = index
+
+    def base_index(self, group: int) -> int:
+        """Index of the entry before the oldest one that `read` returns."""
+        with self._lock:
+            return self._groups[group].spans.base_index
 
     def read(
         self, group: int, from_index: int, max_bytes: int = READ_BYTES_MAX
@@ -591,6 +617,8 @@ class NodeLog:
         keep = self._kept_bytes() if keep_bytes is None else keep_bytes
         with self._retention:
             surplus = self._surplus(keep)
+            if keep_bytes is None:
+                surplus = self._without_held(surplus)
             blockers = self._blockers(surplus, applied)
             if blockers:
                 self._carry_forward(blockers, applied)
@@ -603,12 +631,18 @@ class NodeLog:
                 with self._lock:
                     self._segments.remove(segment)
                     self._count_segments()
+            self.stats.left_bytes = self.stats.size_bytes
         return freed
 
-    def _kept_bytes(self) -> int:
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes that are kept for other members of the groups; 0 if there are none."""
         with self._lock:
             followed = any(state.followed for state in self._groups.values())
-        return max(self._options.keep_bytes, self._options.tail_bytes if followed else 0)
+        return self._options.tail_bytes if followed else 0
+
+    def _kept_bytes(self) -> int:
+        return max(self._options.keep_bytes, self.tail_bytes)
 
     def _release(self, segment: Segment) -> bool:
         """Let nobody begin to read a segment, and wait for those who do."""
@@ -658,6 +692,23 @@ class NodeLog:
                     break
                 surplus.append(segment)
         return surplus
+
+    def _without_held(self, surplus: list[Segment]) -> list[Segment]:
+        """Leave out what is held, except what is too old for that."""
+        with self._lock:
+            held: set[int] = set()
+            for state in self._groups.values():
+                if state.held_index is not None:
+                    held |= state.spans.segments_above(state.held_index)
+            rest = self._options.tail_bytes if held else 0
+        position = len(surplus)
+        for at in reversed(range(len(surplus))):
+            rest -= surplus[at].size
+            if rest < 0:
+                break
+            if surplus[at].number in held:
+                position = at
+        return surplus[:position]
 
     def _blockers(self, segments: list[Segment], applied: Mapping[int, int]) -> set[int]:
         """Groups with an entry above `applied` in one of the segments."""

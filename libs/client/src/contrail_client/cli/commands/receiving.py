@@ -7,7 +7,13 @@ from typing import Annotated
 import typer
 
 from contrail_client.cli import show
-from contrail_client.cli.arguments import ConsumerName, Raw, StreamName, consumer_names
+from contrail_client.cli.arguments import (
+    ConsumerName,
+    FromReplica,
+    Raw,
+    StreamName,
+    consumer_names,
+)
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.ending import while_read
 from contrail_client.live.feed import CREDIT_MSGS
@@ -163,6 +169,7 @@ def replay(
         str | None, typer.Option(metavar="SUBJECT", help="Only messages of these subjects.")
     ] = None,
     shard: Annotated[int | None, typer.Option(help="Only messages of this shard.")] = None,
+    consistency: FromReplica = None,
     raw: Raw = False,
 ) -> None:
     """Print all messages of a range. Default: the whole stream."""
@@ -173,6 +180,7 @@ def replay(
         end_time=end_time,
         subject=subject,
         shard=shard,
+        consistency=consistency,
     )
     plan = session.client.replay_plan(stream, bounds)
     total = sum(split.messages for split in plan.splits)

@@ -131,6 +131,12 @@ def show_config(
 
 def _run(service: Service, config: Path | None, flags: Mapping[str, Any]) -> None:
     settings = _settings(service, config, flags)
+    values = {name: setting.value for name, setting in settings.items()}
+    raise typer.Exit(server().main(values, service))
+
+
+def server() -> Any:
+    """The module `contrail_serve`. Raises Failed if it is not installed."""
     try:
         import contrail_serve  # noqa: PLC0415 - the client commands work without the server
     except ModuleNotFoundError as error:
@@ -139,8 +145,7 @@ def _run(service: Service, config: Path | None, flags: Mapping[str, Any]) -> Non
         raise Failed(
             "the server is not installed; install it with: pip install 'contrail-client[serve]'"
         ) from error
-    values = {name: setting.value for name, setting in settings.items()}
-    raise typer.Exit(contrail_serve.main(values, service))
+    return contrail_serve
 
 
 def _settings(

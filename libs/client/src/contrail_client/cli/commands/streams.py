@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, cast
 
@@ -11,6 +12,7 @@ import typer
 from contrail_client.cli import show, units
 from contrail_client.cli.arguments import (
     FieldsFile,
+    FromReplica,
     Raw,
     Replace,
     SetFields,
@@ -92,9 +94,10 @@ def list_streams(session: Session, subject: Filter = None) -> None:
 
 
 @client_command(app, "info")
-def show_stream(session: Session, stream: StreamName) -> None:
+def show_stream(session: Session, stream: StreamName, consistency: FromReplica = None) -> None:
     """Show a stream's configuration and state."""
-    show.facts(session.client.get_stream(stream), stream, as_json=session.as_json)
+    info = session.client.get_stream(stream, consistency=consistency)
+    show.facts(info, stream, as_json=session.as_json)
 
 
 @client_command(app, "create")
@@ -247,6 +250,19 @@ def seal_stream(session: Session, stream: StreamName, yes: Yes = False) -> None:
     show.configuration(info, stream, as_json=session.as_json)
 
 
+@client_command(app, "stepdown")
+def step_down(
+    session: Session,
+    stream: StreamName,
+    preferred: Annotated[
+        str | None, typer.Option(metavar="NODE", help="The node that should lead.")
+    ] = None,
+) -> None:
+    """Make another node of the cluster the leader of a stream."""
+    leader = session.client.step_down(stream, preferred=preferred)
+    show.done(f"{leader} leads stream {stream}", {"leader": leader}, as_json=session.as_json)
+
+
 @client_command(app, "snapshot")
 def take_snapshot(
     session: Session,
@@ -305,9 +321,14 @@ def restore_stream(
 
 
 @client_command(app, "subjects")
-def list_subjects(session: Session, stream: StreamName, subject: Filter = None) -> None:
+def list_subjects(
+    session: Session,
+    stream: StreamName,
+    subject: Filter = None,
+    consistency: FromReplica = None,
+) -> None:
     """List subjects and their number of messages."""
-    found = session.client.list_subjects(stream, subject=subject)
+    found = session.client.list_subjects(stream, subject=subject, consistency=consistency)
     show.listing(
         found,
         ["subject", "messages"],
@@ -317,9 +338,11 @@ def list_subjects(session: Session, stream: StreamName, subject: Filter = None) 
 
 
 @client_command(app, "deleted")
-def list_deleted(session: Session, stream: StreamName, shard: Shard = None) -> None:
+def list_deleted(
+    session: Session, stream: StreamName, shard: Shard = None, consistency: FromReplica = None
+) -> None:
     """List ranges of deleted sequences."""
-    found = session.client.list_deleted(stream, shard=shard)
+    found = session.client.list_deleted(stream, shard=shard, consistency=consistency)
     if session.as_json:
         for first, last in found:
             show.json_line({"first_seq": first, "last_seq": last})
@@ -329,10 +352,15 @@ def list_deleted(session: Session, stream: StreamName, shard: Shard = None) -> N
 
 @client_command(app, "get")
 def get_message(
-    session: Session, stream: StreamName, seq: Sequence, shard: Shard = None, raw: Raw = False
+    session: Session,
+    stream: StreamName,
+    seq: Sequence,
+    shard: Shard = None,
+    consistency: FromReplica = None,
+    raw: Raw = False,
 ) -> None:
     """Print one message."""
-    found = session.client.get_message(stream, seq, shard=shard)
+    found = session.client.get_message(stream, seq, shard=shard, consistency=consistency)
     show.message(found, as_json=session.as_json, raw=raw)
 
 
@@ -344,11 +372,17 @@ def last_messages(
     up_to_seq: UpToSeq = None,
     up_to_time: UpToTime = None,
     shard: Shard = None,
+    consistency: FromReplica = None,
     raw: Raw = False,
 ) -> None:
     """Print the newest message of each subject."""
     for found in session.client.last_messages(
-        stream, subject=subject, up_to_seq=up_to_seq, up_to_time=up_to_time, shard=shard
+        stream,
+        subject=subject,
+        up_to_seq=up_to_seq,
+        up_to_time=up_to_time,
+        shard=shard,
+        consistency=consistency,
     ):
         show.message(found, as_json=session.as_json, raw=raw)
 
@@ -372,25 +406,26 @@ def view_stream(
     from_seq: FromSeq = None,
     since: Since = None,
     shard: Shard = None,
+    consistency: FromReplica = None,
     page: Page = 25,
     raw: Raw = False,
 ) -> None:
     """Page through a stream's messages. Without a terminal, print the first page."""
-    found = session.client.read_range(
-        stream, from_seq=from_seq, start_time=since, subject=subject, shard=shard, limit=page
+    read = partial(
+        session.client.read_range,
+        stream,
+        subject=subject,
+        shard=shard,
+        limit=page,
+        consistency=consistency,
     )
+    found = read(from_seq=from_seq, start_time=since)
     while True:
         for message in found.messages:
             show.message(message, as_json=session.as_json, raw=raw)
         if not found.num_pending or not _wants_more(found):
             return
-        found = session.client.read_range(
-            stream,
-            from_seq=found.cursor or found.next_seq,
-            subject=subject,
-            shard=shard,
-            limit=page,
-        )
+        found = read(from_seq=found.cursor or found.next_seq)
 
 
 def _wants_more(found: Range) -> bool:

@@ -169,17 +169,18 @@ def _store(
     # `_refuse_by_subject` refused the new subjects if there is no capacity for them.
     if table.numbered.left < len(command.subjects):
         table.reserve(len(command.subjects), step.writes)
+    # Their time is the log time of the entry, the same on every replica.
     if count == 1:
         # Numbers, not arrays of one: most commands of a stream append one message.
         sid = table.add_one(command.subjects[int(subject_index[0])], first_seq, step)
         sids = np.array([sid], np.uint32)
         size = int(sizes[0])
+        times_ns = np.array([step.now_ns], np.int64)
     else:
         sids = _number_all(state, step, command, subject_index)
         table.add_run(sids, first_seq, step)
         size = int(sizes.sum())
-    # Log time of the entry, the same on every replica.
-    times_ns = np.full(count, step.now_ns, np.int64)
+        times_ns = np.full(count, step.now_ns, np.int64)
     state.fresh.append(MessageFacts(first_seq, sids, sizes, times_ns))
     _count(state, step, count, count, size, columns.payload)
     return Block(first_seq, times_ns, sids, columns, sizes)
@@ -363,7 +364,8 @@ class _Checks:
         command, config = self._command, self._config
         hashes = None if command.ids is None else IdHashes.of(command.ids)
         # All sizes in one comparison: most appends have no message that is too large.
-        largest = int(self._sizes.max())
+        sizes = self._sizes
+        largest = int(sizes[0] if len(sizes) == 1 else sizes.max())
         if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
             self._check_sizes(verdicts)
         if (

@@ -21,6 +21,7 @@ from contrail_storage.core.archive.format import (
 )
 from contrail_storage.core.commands import ArchiveHeader
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.pending_deliveries import moved
 from contrail_storage.core.stream.deadlines import DeadlineRow
 from contrail_storage.core.stream.shard_state import ShardState
 from contrail_storage.core.stream.strip_dead import strip_dead
@@ -62,11 +63,16 @@ def header_of(state: ShardState) -> ArchiveHeader:
 
 
 def state_records(
-    state: ShardState, deadlines: Iterable[tuple[bytes, bytes]], *, consumers: bool
+    state: ShardState,
+    deadlines: Iterable[tuple[bytes, bytes]],
+    *,
+    consumers: bool,
+    skipped_ns: int = 0,
 ) -> Iterator[Record]:
     """Yield all records of an archive except blocks and the end record.
 
-    ``deadlines`` are the shard's rows of that kind, in key order.
+    ``deadlines`` are the shard's rows of that kind, in key order. ``skipped_ns`` is the sum of the
+    jumps of its log time: all times in an archive are log times.
     """
     yield Record(archive.HEADER, _encode(header_of(state)))
     for rows, names in state.subjects.parts():
@@ -80,16 +86,18 @@ def state_records(
     yield from _deadline_records(state, deadlines)
     runs: list[tuple[int, bytes, bytes]] = []
     size = 0
-    for run in state.dedupe.runs():
-        runs.append(run)
-        size += len(run[1])
+    for elapsed_ns, ids, seqs in state.dedupe.runs():
+        # No id is newer than the last message: a jump after that counts for nothing.
+        time_ns = min(elapsed_ns + skipped_ns, state.counters.last_time_ns)
+        runs.append((time_ns, ids, seqs))
+        size += len(ids)
         if size >= _ID_BYTES:
             yield Record(archive.IDS, _encode(Ids(runs)))
             runs, size = [], 0
     if runs:
         yield Record(archive.IDS, _encode(Ids(runs)))
     for consumer in state.consumers.values() if consumers else ():
-        yield from _consumer_records(consumer)
+        yield from _consumer_records(consumer, skipped_ns)
 
 
 def _deadline_records(
@@ -113,9 +121,9 @@ def _deadline_records(
         yield Record(archive.DEADLINES, _encode(DeadlineRows(rows)))
 
 
-def _consumer_records(consumer: ConsumerMachine) -> Iterator[Record]:
+def _consumer_records(consumer: ConsumerMachine, skipped_ns: int) -> Iterator[Record]:
     whole = consumer.snapshot()
-    pending = list(whole.pending.items())
+    pending = list(moved(whole.pending, skipped_ns).items())
     given_up = whole.given_up
     first = msgspec.structs.replace(
         whole, pending=dict(pending[:_PENDING]), given_up=given_up[:_GIVEN_UP]

@@ -24,6 +24,7 @@ from contrail_storage.core.archive.format import (
     Subjects,
 )
 from contrail_storage.core.consumer_machine import ConsumerMachine
+from contrail_storage.core.pending_deliveries import moved
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import Done, Refused, Result, Step
 from contrail_storage.core.stream.removal import limits
@@ -107,7 +108,7 @@ def _take_up(state: ShardState, step: Step, record: Record) -> None:
     elif kind == archive.PENDING:
         more = archive.decoded(payload, MorePending)
         consumer = state.consumers[more.number]
-        consumer.pending.update(more.pending)
+        consumer.pending.update(moved(more.pending, -step.skipped_ns))
         consumer.given_up.take_up(more.given_up)
         consumer.write_snapshot(writes)
     else:
@@ -116,7 +117,8 @@ def _take_up(state: ShardState, step: Step, record: Record) -> None:
 
 def _take_up_consumer(state: ShardState, step: Step, archived: Consumer) -> None:
     # Versions begin at the index, as those of a new consumer do.
-    snapshot = msgspec.structs.replace(archived.state, version=step.index)
+    pending = moved(archived.state.pending, -step.skipped_ns)
+    snapshot = msgspec.structs.replace(archived.state, version=step.index, pending=pending)
     consumer = ConsumerMachine.load(state.shard_id, archived.number, _encode(snapshot))
     pinned = Pinned.decode(archived.pinned, snapshot.pinned_end)
     if pinned is not None:

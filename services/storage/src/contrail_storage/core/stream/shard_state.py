@@ -111,6 +111,8 @@ class ShardState:
         """Consumers by number. A number is never used again within a stream."""
         self.consumer_ids: dict[str, int] = {}
         """Numbers of ``consumers`` by name."""
+        self.last_key = 0
+        """The last id of a shared subject key that was named."""
         self.loss: DataLoss | None = None
         """Damage that an operator accepted; None if there was none."""
 
@@ -319,6 +321,8 @@ class ShardState:
         self.deadlines.load(rows(keys.DEADLINE))
         for _, value in rows(keys.LOSS):
             self.loss = msgspec.msgpack.decode(value, type=DataLoss)
+        for _, value in scan(keys.large_key(keys.SUBJECT_KEY, self.shard_id, 0)):
+            self.last_key = int.from_bytes(value, "big")
         for key, value in rows(keys.CONSUMER):
             self._load_consumer(keys.last_number(key, 4), value, scan)
 

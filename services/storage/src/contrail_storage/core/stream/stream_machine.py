@@ -17,6 +17,7 @@ from contrail_storage.core.stream import (
     consumer_changes,
     data_loss,
     expiry,
+    key_names,
     restore,
 )
 from contrail_storage.core.stream.removal import deletion, interest, limits, purge
@@ -44,14 +45,16 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.Acknowledge: consumer_changes.change,
     cmd.Exhaust: consumer_changes.change,
     cmd.EnforceInterest: interest.enforce_interest,
+    cmd.NameKeys: key_names.name,
+    cmd.ShredKeys: key_names.shred,
     cmd.AcceptLoss: data_loss.accept_loss,
 }
 """The handler of each kind of command."""
 
 _WITHOUT_STREAM: Final = frozenset(
-    {cmd.ConfigureStream, cmd.DropStream, cmd.RestorePart, cmd.FinishRestore}
+    {cmd.ConfigureStream, cmd.DropStream, cmd.RestorePart, cmd.FinishRestore, cmd.NameKeys}
 )
-"""Commands that create or remove the stream: they see the time of their entry as it is."""
+"""Commands that may come before the stream exists: they see the time of their entry as it is."""
 
 
 class StreamMachine(ShardState):
@@ -69,12 +72,17 @@ class StreamMachine(ShardState):
             limits.recheck_subjects(machine)
         return machine
 
-    def apply(self, index: int, time_ns: int, command: cmd.Command, writes: Writes) -> Result:
-        """Apply one command at log ``index`` and ``time_ns``; all changes go into ``writes``."""
+    def apply(
+        self, index: int, time_ns: int, command: cmd.Command, writes: Writes, skipped_ns: int = 0
+    ) -> Result:
+        """Apply one command at log ``index`` and ``time_ns``; all changes go into ``writes``.
+
+        ``skipped_ns``: the sum of the jumps of log time until then.
+        """
         kind = type(command)
         handle = HANDLERS.get(kind, _refuse_unknown)
         if kind in _WITHOUT_STREAM:
-            return handle(self, Step(index, time_ns, writes), command)
+            return handle(self, Step(index, time_ns, writes, skipped_ns), command)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self.fresh_index:
@@ -82,10 +90,11 @@ class StreamMachine(ShardState):
             self.fresh.clear()
             self.fresh_index = index
         # The time of a shard never goes backwards, whichever leader stamped the entry.
-        step = Step(index, max(min(time_ns, INT64_MAX), self.counters.last_time_ns), writes)
+        now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
+        step = Step(index, now_ns, writes, skipped_ns)
         # Before the command, so that an id is known for exactly the window, on every replica.
         if self.dedupe.marks:
-            self.dedupe.expire(step.now_ns, self.record.config.duplicate_window_ns, writes)
+            self.dedupe.expire(step.elapsed_ns, self.record.config.duplicate_window_ns, writes)
         result = handle(self, step, command)
         # Whichever command moved the head: a consumer must not wait for messages below it.
         if self.shard_id in writes.trimmed:

@@ -1,0 +1,39 @@
+"""The subject keys of a replicated shard: their ids, never the keys, which are in files of members.
+
+A key is named once most members have it, and before a message is sealed with it. Its row says that
+it is in use, until it is shredded. So each member can tell which keys it lacks, and which ones it
+must not have. The ids ascend, and the last one that was named stays known.
+"""
+
+import numpy as np
+
+from contrail_common import errors
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import key_layout as keys
+from contrail_storage.core.results import Done, Refused, Result, Step
+from contrail_storage.core.stream.shard_state import ShardState
+
+
+def name(state: ShardState, step: Step, command: cmd.NameKeys) -> Result:
+    """Note keys that may seal messages from now on."""
+    if not command.is_sound():
+        return Refused(errors.INTERNAL.code, "the ids of subject keys are not in order")
+    ids = np.frombuffer(command.ids, np.uint64).tolist()
+    # Members destroy keys below the last named one that are not named: none may be named later.
+    if ids[0] <= state.last_key:
+        return Refused(errors.INTERNAL.code, "the id of a subject key is not new")
+    for one in ids:
+        step.writes.put(keys.large_key(keys.SUBJECT_KEY, state.shard_id, one), b"")
+    state.last_key = ids[-1]
+    last = state.last_key.to_bytes(8, "big")
+    step.writes.put(keys.large_key(keys.SUBJECT_KEY, state.shard_id, 0), last)
+    return Done()
+
+
+def shred(state: ShardState, step: Step, command: cmd.ShredKeys) -> Result:
+    """Note that keys must not exist any more."""
+    if not command.is_sound():
+        return Refused(errors.INTERNAL.code, "the ids of subject keys are not in order")
+    for one in np.frombuffer(command.ids, np.uint64).tolist():
+        step.writes.delete(keys.large_key(keys.SUBJECT_KEY, state.shard_id, one))
+    return Done()
