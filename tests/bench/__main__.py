@@ -3,6 +3,9 @@
 A full run takes some minutes and writes its figures into docs/benchmarks.md. Its status is 0 if
 everything was measured, even if aims were missed.
 
+``--cluster`` measures a cluster of three nodes instead, beside one node. That takes a quarter of an
+hour, and writes its own section.
+
 ``--scale`` measures one node with many streams, consumers, subjects and sockets instead. In full
 size that takes a quarter of an hour or more and some GB of memory and disk. A run in full size
 writes the figures of its section.
@@ -18,10 +21,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from tests.bench.cases import CASES, with_references
+from tests.bench.cases import CASES, CLUSTER, ONE_NODE, with_references
 from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured
 from tests.bench.patience import Patience
-from tests.bench.report import SCALE, Report, circumstances, now, write_into
+from tests.bench.report import CLUSTERED, FIGURES, SCALE, Report, circumstances, now, write_into
 from tests.bench.scale import ScaleRun, Sizes
 
 _SIZES: Final = ("streams", "consumers", "subjects", "sockets")
@@ -34,7 +37,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.scale:
         return _scale(Sizes(**{name: getattr(arguments, name) for name in _SIZES}))
-    names = with_references(arguments.cases or list(CASES))
+    names = with_references(arguments.cases or list(CLUSTER if arguments.cluster else ONE_NODE))
     results: dict[str, Measured | None] = {}
     command = " ".join(["python -m tests.bench", *sys.argv[1:]])
     report = Report(CASES, results, command, now())
@@ -45,7 +48,7 @@ def main() -> int:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
         return 1
     if not (arguments.quick or arguments.cases):
-        write_into(DOCUMENT, report.document())
+        write_into(DOCUMENT, report.document(), CLUSTERED if arguments.cluster else FIGURES)
         print(f"written to {DOCUMENT.relative_to(ROOT)}")
     return 0
 
@@ -118,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--scale", action="store_true", help="measure one node with much of all")
+    parser.add_argument("--cluster", action="store_true", help="measure a cluster of three nodes")
     full = Sizes()
     for name in _SIZES:
         default = getattr(full, name)

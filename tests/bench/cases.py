@@ -1,9 +1,11 @@
 """The list of figures."""
 
+import signal
 from typing import Final
 
 from tests.bench import (
     bare_http,
+    cases_cluster,
     cases_lookup,
     cases_publish,
     cases_read,
@@ -403,10 +405,92 @@ _LIVING: Final = (
     ),
 )
 
-CASES: Final = {
+_CLUSTER: Final = (
+    Case(
+        "cluster-1",
+        "3 replicas: one message a request, 1 connection",
+        "msg/s",
+        cases_cluster.Clustered(cases_publish.Single(1)),
+        aim=1_300,
+        beside=(
+            Beside("single-1", 1, "one node"),
+            Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
+        ),
+    ),
+    Case(
+        "cluster-whole-1",
+        "3 replicas on whole nodes: one message a request, 1 connection to the leader",
+        "msg/s",
+        cases_cluster.Whole(cases_publish.Single(1)),
+        aim=1_300,
+        beside=(Beside("single-1", 1, "one node"),),
+    ),
+    Case(
+        "cluster-ws",
+        "3 replicas: single messages over WebSocket, 1,000 outstanding",
+        "msg/s",
+        cases_cluster.Clustered(cases_socket.SocketPublish(_BATCH), "gateway"),
+        aim=40_000,
+        beside=(Beside("ws-publish", 1, "one node"),),
+    ),
+    Case(
+        "cluster-1000",
+        "3 replicas: batches of 1,000, msgpack, 4 connections",
+        "msg/s",
+        cases_cluster.Clustered(cases_publish.Batched(_BATCH)),
+        aim=200_000,
+        beside=(
+            Beside("batch-1000", 1, "one node"),
+            Beside("split-1000", 1, "one node in the split form"),
+        ),
+    ),
+    Case(
+        "cluster-kill",
+        "3 replicas: from kill -9 of the leader to the next ack",
+        "s",
+        cases_cluster.Failover(signal.SIGKILL),
+        aim=0.6,
+        smaller_is_better=True,
+    ),
+    Case(
+        "cluster-stop",
+        "3 replicas: from SIGSTOP of the leader to the next ack",
+        "s",
+        cases_cluster.Failover(signal.SIGSTOP),
+        aim=1.5,
+        smaller_is_better=True,
+    ),
+    Case(
+        "cluster-restart",
+        "3 replicas: longest gap between acks while each node is restarted",
+        "s",
+        cases_cluster.rolling_restart,
+        aim=1.0,
+        smaller_is_better=True,
+    ),
+    Case(
+        "cluster-idle",
+        "3 replicas: CPU of the busiest node without requests",
+        "% of a core",
+        cases_cluster.idle,
+        aim=5.0,
+        smaller_is_better=True,
+    ),
+    Case(
+        "cluster-catch-up",
+        "3 replicas: a node with an empty disk gets ten times as many messages",
+        "msg/s",
+        cases_cluster.catch_up,
+        aim=500_000,
+    ),
+)
+
+ONE_NODE: Final = {
     case.name: case
     for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_SOCKETS, *_SPLIT, *_LIVING)
 }
+CLUSTER: Final = {case.name: case for case in _CLUSTER}
+CASES: Final = ONE_NODE | CLUSTER
 
 
 def with_references(names: list[str]) -> list[str]:

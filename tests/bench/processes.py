@@ -122,13 +122,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str, pause_s: float = 0.002) -> None:
     """Look again until ``condition`` holds; BenchError when it takes too long."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
             raise BenchError(f"{what} took more than {_START_TIMEOUT_S:.0f} s")
-        time.sleep(0.002)
+        time.sleep(pause_s)
 
 
 def listens(port: int) -> bool:

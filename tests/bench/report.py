@@ -13,6 +13,7 @@ from typing import Any, Final
 from tests.bench.figures import Beside, Case, Measured, Run
 
 FIGURES: Final = "figures: written by python -m tests.bench"
+CLUSTERED: Final = "cluster: written by python -m tests.bench --cluster"
 SCALE: Final = "scale: written by python -m tests.bench --scale"
 """The sections of the document that the benchmark writes, as the comments around them say."""
 
