@@ -16,7 +16,7 @@ from tests.checks.repository import ROOT, File
 VOCABULARY = re.compile(
     r"^contrail_(common\.(?!__about__$|columns$)"
     r"|link\.(?!publishing$|routed(\.(leaders|link|publishing|search))?$"
-    r"|tcp(\.(channel|client|connection|metrics|server))?$))"
+    r"|tcp(\.(channel|client|connection|listeners|metrics|server))?$))"
 )
 CORE = re.compile(r"^contrail_\w+\.core(\.|$)")
 

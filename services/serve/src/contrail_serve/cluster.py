@@ -178,13 +178,13 @@ class Peers:
 
     async def close(self) -> None:
         """End all connections."""
-        self._listener.close()
         if hasattr(self, "_hub"):
             self._registering.stop()
             for registration in self._registrations.values():
                 registration.cancel()
             self._hub.stop()
             await self._sockets.close()
+        self._listener.close()
 
     def _fault(self, group: int, error: Exception) -> None:
         self._node.fail(f"group {group}: {error}")

@@ -27,6 +27,7 @@ from contrail_link.tcp.encryption import ServerTls
 from contrail_link.tcp.frames import Frame, FrameError
 from contrail_link.tcp.handshake import NONCE_BYTES, ServerHandshake
 from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.listeners import Listener
 from contrail_link.tcp.methods import (
     METHODS,
     PUBLISH,
@@ -42,8 +43,6 @@ from contrail_link.tcp.refusals import encode_error, wire_error
 
 _log: Final = structlog.get_logger("contrail.link")
 _MS: Final = 1000.0
-_BACKLOG: Final = 128
-_NO_DESCRIPTOR_PAUSE_S: Final = 1.0
 
 
 class LinkServer:
@@ -79,37 +78,32 @@ class LinkServer:
         self._pulse: asyncio.Task[None]
         # Encrypts connections of other machines.
         self._tls: ServerTls | None = None
-        self._accepting: asyncio.Task[None]
+        self._listener: Listener
         # Accepted connections that are not made yet, because of TLS; the oldest first.
-        self._beginning: dict[asyncio.Task[None], None] = {}
+        self._beginning: dict[asyncio.Task[None], socket.socket] = {}
 
-    async def start(self, listener: socket.socket, tls: ServerTls | None = None) -> None:
+    async def start(self, listening: socket.socket, tls: ServerTls | None = None) -> None:
         """Accept connections on a bound socket.
 
         Without ``tls``, connections are not encrypted: all clients must be on this machine.
         """
         self._tls = tls
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(listener))
+        self._listener = Listener(listening, self._accepted)
         self._pulse = asyncio.create_task(self._keep_pulse())
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with contextlib.closing(listener):
-            while True:
-                try:
-                    accepted, address = await loop.sock_accept(listener)
-                except OSError:
-                    # No file descriptor is left: the connection waits in the kernel meanwhile.
-                    await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_S)
-                    continue
-                if len(self._beginning) >= self.limits.unproven_max:
-                    # As in `admits`: strangers cannot keep clients out.
-                    next(iter(self._beginning)).cancel()
-                beginning = asyncio.create_task(self._welcome(accepted, str(address[0])))
-                self._beginning[beginning] = None
-                beginning.add_done_callback(self._beginning.pop)
+    def _accepted(self, accepted: socket.socket, host: str) -> None:
+        if len(self._beginning) >= self.limits.unproven_max:
+            # As in `admits`: strangers cannot keep clients out.
+            next(iter(self._beginning)).cancel()
+        beginning = asyncio.create_task(self._welcome(accepted, host))
+        self._beginning[beginning] = accepted
+        beginning.add_done_callback(self._begun)
+
+    def _begun(self, beginning: asyncio.Task[None]) -> None:
+        accepted = self._beginning.pop(beginning)
+        # Also if it was cancelled at once, and so never ran.
+        if beginning.cancelled():
+            accepted.close()
 
     async def _welcome(self, accepted: socket.socket, host: str) -> None:
         tls = None if encryption.is_loopback(host) else self._tls
@@ -124,9 +118,6 @@ class LinkServer:
         except OSError as error:
             accepted.close()
             self.turned_away(f"no TLS: {error}")
-        except asyncio.CancelledError:
-            accepted.close()
-            raise
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, end all waits, and finish when running requests are answered.
@@ -135,7 +126,8 @@ class LinkServer:
         """
         self.stopping = True
         # No new connections and no more pulses; `leave` sends the last readiness.
-        for task in (self._accepting, self._pulse, *self._beginning):
+        self._listener.close()
+        for task in (self._pulse, *self._beginning):
             task.cancel()
         for connection in list(self.connections):
             connection.leave()
@@ -144,7 +136,7 @@ class LinkServer:
         await asyncio.wait([self._quiet], timeout=grace_s)
         for connection in list(self.connections):
             connection.close()
-        await asyncio.gather(self._accepting, self._pulse, return_exceptions=True)
+        await asyncio.wait([self._pulse])
 
     @property
     def waiting_for_tls(self) -> int:

@@ -1,9 +1,7 @@
 """Connections between nodes over TCP, with TLS everywhere but on loopback."""
 
 import asyncio
-import contextlib
 import hashlib
-import ipaddress
 import random
 import secrets
 import socket
@@ -11,6 +9,8 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
+from contrail_link.tcp.encryption import is_loopback
+from contrail_link.tcp.listeners import Listener
 from contrail_replicator.peers.certificates import PeerTls, names_in
 from contrail_replicator.peers.frames import Bytes
 from contrail_replicator.peers.handshake import PLAIN
@@ -20,7 +20,6 @@ _DIAL_S: Final = 2.0
 _RECEIVE_BYTES: Final = 64 << 10
 _UNACKNOWLEDGED_MS: Final = 5_000
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
-_NO_DESCRIPTOR_PAUSE_S: Final = 1.0
 
 Accept = Callable[[Wire], WireUser]
 
@@ -34,7 +33,8 @@ class PeerSockets:
         self._encrypted_on_loopback = encrypted_on_loopback
         self._loop = asyncio.get_running_loop()
         self._random = random.Random()
-        # Connections that begin, and the listener.
+        self._listener: Listener | None = None
+        # Connections that begin.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def now(self) -> float:
@@ -55,11 +55,19 @@ class PeerSockets:
         """Return bytes that nobody can guess."""
         return secrets.token_bytes(count)
 
-    def listen(self, listener: socket.socket, accept: Accept) -> None:
+    def listen(self, listening: socket.socket, accept: Accept) -> None:
         """Accept connections on a bound socket, one in a pass of the event loop."""
-        listener.listen(128)
-        listener.setblocking(False)
-        self._start(self._accept(listener, accept))
+
+        def accepted(connection: socket.socket, remote: str) -> None:
+            wire = _TcpWire(self._loop, remote, self.tls.verified)
+            wire.socket = connection
+            wire.user = accept(wire)
+            context = None if self._is_plain(remote) else self.tls.listening
+            if context is not None:
+                wire.certificate = self.tls.digest
+            self._begin(wire, self._welcome(connection, context, wire))
+
+        self._listener = Listener(listening, accepted)
 
     def dial(self, address: str, name: str, user: WireUser) -> Wire:
         """Begin a connection to ``host:port``; with verified certificates, to this node."""
@@ -70,36 +78,18 @@ class PeerSockets:
 
     async def close(self) -> None:
         """Stop listening, and give up connections that have not begun."""
+        if self._listener is not None:
+            self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+    def _begin(self, wire: "_TcpWire", work: Coroutine[Any, Any, None]) -> None:
+        wire.beginning = task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
-
-    def _begin(self, wire: "_TcpWire", work: Coroutine[Any, Any, None]) -> None:
-        wire.beginning = self._start(work)
         # Not within `work`, which does not even begin if it is cancelled at once.
-        wire.beginning.add_done_callback(wire.begun)
-
-    async def _accept(self, listener: socket.socket, accept: Accept) -> None:
-        while True:
-            try:
-                connection, remote = await self._loop.sock_accept(listener)
-            except OSError:
-                # No file descriptor is left: the connection waits in the kernel meanwhile.
-                await asyncio.sleep(_NO_DESCRIPTOR_PAUSE_S)
-                continue
-            wire = _TcpWire(self._loop, str(remote[0]), self.tls.verified)
-            wire.socket = connection
-            wire.user = accept(wire)
-            context = None if self._is_plain(wire.remote) else self.tls.listening
-            if context is not None:
-                wire.certificate = self.tls.digest
-            self._begin(wire, self._welcome(connection, context, wire))
+        task.add_done_callback(wire.begun)
 
     async def _welcome(
         self, connection: socket.socket, context: ssl.SSLContext | None, wire: "_TcpWire"
@@ -122,7 +112,7 @@ class PeerSockets:
             raise OSError(f"no connection within {_DIAL_S:g} s") from None
 
     def _is_plain(self, host: str) -> bool:
-        return not self._encrypted_on_loopback and _is_loopback(host)
+        return not self._encrypted_on_loopback and is_loopback(host)
 
     async def _connect(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
@@ -153,14 +143,6 @@ def _prepare(connection: socket.socket) -> None:
         # would try again after minutes only.
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host.partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
-    return False
 
 
 class _TcpWire(asyncio.BufferedProtocol):

@@ -1,0 +1,73 @@
+"""Connections are handed out or left to the kernel, whenever accepting stops."""
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvloop
+
+from contrail_link.tcp.listeners import Listener
+
+LOOPS = [asyncio.run, uvloop.run]
+PASSES_MAX = 8
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Let the process open no further file."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("run", LOOPS)
+@pytest.mark.parametrize("passes", range(PASSES_MAX))
+def test_no_connection_is_lost_when_accepting_stops(run: Callable[..., None], passes: int) -> None:
+    async def scene() -> None:
+        accepted: list[socket.socket] = []
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listener = Listener(listening, lambda connection, _: accepted.append(connection))
+            client = socket.create_connection(listening.getsockname())
+            for _ in range(passes):
+                await asyncio.sleep(0)
+            listener.close()
+        with client:
+            if accepted:
+                accepted[0].close()
+                assert client.recv(1) == b""
+            else:
+                with pytest.raises(ConnectionResetError):
+                    client.recv(1)
+
+    run(scene())
+
+
+@pytest.mark.parametrize("run", LOOPS)
+def test_a_connection_waits_for_a_descriptor(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("contrail_link.tcp.listeners._NO_DESCRIPTOR_PAUSE_S", 0.01)
+
+    async def scene() -> None:
+        accepted: list[socket.socket] = []
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listener = Listener(listening, lambda connection, _: accepted.append(connection))
+            with socket.create_connection(listening.getsockname()) as client:
+                with no_descriptor_left():
+                    for _ in range(PASSES_MAX):
+                        await asyncio.sleep(0)
+                    assert not accepted
+                async with asyncio.timeout(60):
+                    while not accepted:
+                        await asyncio.sleep(0)
+                assert accepted[0].getpeername() == client.getsockname()
+                accepted[0].close()
+            listener.close()
+
+    run(scene())
