@@ -8,6 +8,7 @@ from contrail_link.contract.admin import ErasureReceipt
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
+from contrail_storage.replica.log_time import CLOCK_NAME
 from tests.unit.storage.cluster_rig import NAMES, Nodes, running, until
 from tests.unit.storage.erase_rig import WAIT_NS, found, secret, traces
 
@@ -242,5 +243,23 @@ def test_member_that_gets_the_whole_state_removes_what_it_had(tmp_path: Path) ->
             assert nodes[behind].catching_up.installer.counts.installed >= 2
             assert found(tmp_path, traces(7)) == {}
             assert len(found(tmp_path / behind, traces(8))) >= 1
+
+    asyncio.run(scene())
+
+
+def test_receipts_outlast_a_clock_that_is_a_year_ahead(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await filled(nodes)
+            ahead = next(name for name in NAMES if name != leader.options.name)
+            receipt = await nodes.call(ahead, lambda link: link.erase("S", [7], ""))
+            assert (await receipt_of(nodes, receipt.erasure_id, ahead, WAIT_NS)).status == "done"
+            await nodes.stop(ahead)
+            # Without a record of the time, a node believes its own clock at the start.
+            (tmp_path / ahead / CLOCK_NAME).unlink()
+            nodes.links.clocks[ahead].wall_step_ns = 365 * 86_400 * 10**9
+            await nodes.start(ahead)
+            await nodes[ahead].eraser.erasures.forget_old()
+            assert receipt.erasure_id in nodes[ahead].meta.erasures.receipts
 
     asyncio.run(scene())

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.store.split_store import SplitStore
 from contrail_storage.upkeep.compactor import Compactor
 from contrail_storage.upkeep.disk_budget import DiskBudget
@@ -61,7 +62,7 @@ def _eraser_of(node: "StorageNode", compactor: Compactor) -> Eraser:
         node.streams,
         node.meta_log,
         node.shard_logs,
-        node.log_time_ns,
+        lambda: node.groups.time_ns(META_GROUP),
         node.shredder,
     )
     node.applier.on_receipts = erasures.changed

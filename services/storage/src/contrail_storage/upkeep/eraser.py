@@ -138,7 +138,7 @@ class Erasures:
         self._streams = streams  # removes messages by subject
         self._meta_log = meta_log  # where receipts are recorded and done
         self._shard_log = shard_log  # where messages are deleted
-        self._clock_ns = clock_ns  # log time
+        self._clock_ns = clock_ns  # log time of the receipts: of all nodes, not of this one
         self._shredder = shredder  # destroys the keys of subjects
 
     async def erase(self, shards: list[Shard], seqs: list[int], subject: str) -> ErasureReceipt:
