@@ -15,6 +15,7 @@ from contrail_client import Contrail
 from tests.cluster.load import ALL, Load
 from tests.cluster.test_kill_under_load import read_all
 from tests.cluster.verdict import problems
+from tests.support.folders import files_with
 from tests.support.servers import SECRET, Process, ServerProcess
 
 FIRST, SECOND, THIRD = (f"{number:064x}" for number in (1, 2, 3))
@@ -69,14 +70,10 @@ def publish_words(url: str) -> None:
         assert len(client.consumer(stream, consumer).next(10)) == 10
 
 
-def files_with(folder: Path, words: tuple[str, ...]) -> list[str]:
+def files_with_words(folder: Path) -> list[str]:
     """The files that contain one of the words. A file written by hand proves that this works."""
-    (folder / "proof").write_text(words[-1])
-    found = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        found += [path.name] if any(word.encode() in content for word in words) else []
-    return found
+    (folder / "proof").write_text(WORDS[-1])
+    return list(files_with(folder, [word.encode() for word in WORDS]))
 
 
 @pytest.mark.cluster
@@ -91,13 +88,13 @@ def test_no_file_of_an_encrypted_folder_shows_what_was_published(
             assert server.stop() == 0
         else:
             server.kill()
-    assert files_with(data_dir, WORDS) == ["proof"]
+    assert files_with_words(data_dir) == ["proof"]
     with ServerProcess(data_dir, encryption_key_file=key_file) as server:
         with Contrail(server.url) as client:
             first = client.get_message(WORDS[0], 1)
             assert (first.subject, first.data) == ("hidden-subject.a", "hidden-payload" * 20)
         server.kill()
-    assert files_with(data_dir, WORDS) == ["proof"]
+    assert files_with_words(data_dir) == ["proof"]
 
 
 @pytest.mark.cluster

@@ -1,7 +1,6 @@
 """A node that was away for longer than the log reaches is as good as the others afterwards."""
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +8,7 @@ import httpx
 import pytest
 
 from contrail_storage.disk.node_file import LOG_NAME
+from tests.support.folders import size_of
 from tests.support.servers import Process, SplitServers
 
 NODES: Final = 3
@@ -63,15 +63,6 @@ def until_forgotten(client: httpx.Client, logs: list[Path]) -> None:
     while any(size_of(log) > KEPT_MAX for log in logs):
         info_of(client)
         assert time.monotonic() < deadline
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder; those that are being removed may count or not."""
-    size = 0
-    for file in folder.iterdir():
-        with suppress(FileNotFoundError):
-            size += file.stat().st_size
-    return size
 
 
 def until_installed(client: httpx.Client, log: Path) -> None:

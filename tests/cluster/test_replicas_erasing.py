@@ -7,8 +7,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from tests.support.folders import files_with
 from tests.support.servers import Process, SplitServers
-from tests.unit.storage.erase_rig import found
 
 NODES: Final = 3
 MESSAGES: Final = 40
@@ -92,7 +92,7 @@ def test_erasure_is_done_when_killed_nodes_are_back_and_hold_nothing(tmp_path: P
         until_left(client, first, [name])
         erased = [secret(7).encode(), secret(9).encode()]
         for node in nodes:
-            assert bool(found(tmp_path / node, erased)) == (node == name)
+            assert bool(files_with(tmp_path / node, erased)) == (node == name)
         answer = client.post("/v1/streams/K/erase", json={"subject": "K.a"})
         assert (answer.status_code, answer.json()["shredded"]) == (202, True), answer.text
         shredded = answer.json()
@@ -101,7 +101,7 @@ def test_erasure_is_done_when_killed_nodes_are_back_and_hold_nothing(tmp_path: P
         absent.start()
         assert receipt_of(client, shredded, f"{PATIENCE_S}s")["status"] == "done"
         assert receipt_of(client, first, f"{PATIENCE_S}s")["status"] == "done"
-        assert [found(folder, erased) for folder in folders()] == [{}] * NODES
+        assert [files_with(folder, erased) for folder in folders()] == [{}] * NODES
 
         # The leader is killed between the deletion and its report.
         answer = client.post(f"{STREAM}/erase", json={"seqs": [11]})
@@ -111,8 +111,8 @@ def test_erasure_is_done_when_killed_nodes_are_back_and_hold_nothing(tmp_path: P
         nodes[leader].start()
         assert receipt_of(client, second, f"{PATIENCE_S}s")["status"] == "done"
         erased.append(secret(11).encode())
-        assert [found(folder, erased) for folder in folders()] == [{}] * NODES
-        assert all(found(folder, [secret(8).encode()]) for folder in folders())
+        assert [files_with(folder, erased) for folder in folders()] == [{}] * NODES
+        assert all(files_with(folder, [secret(8).encode()]) for folder in folders())
         kept = client.get(f"{STREAM}/messages/8")
         assert kept.status_code == 200
         # The next leader opens what is left of the other stream, and gives the subject a new key.
@@ -122,4 +122,4 @@ def test_erasure_is_done_when_killed_nodes_are_back_and_hold_nothing(tmp_path: P
             opened = client.get(f"/v1/streams/K/messages/{seq}", headers={"Accept": "*/*"})
             assert content_of(subject) in opened.text
         sealed = [content_of(subject).encode() for subject in ("K.a", "K.b")]
-        assert [found(folder, sealed) for folder in folders()] == [{}] * NODES
+        assert [files_with(folder, sealed) for folder in folders()] == [{}] * NODES

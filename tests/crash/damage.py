@@ -19,12 +19,6 @@ def newest_file(data_dir: Path, pattern: str) -> Path:
     return sorted(data_dir.glob(pattern))[-1]
 
 
-def contents(data_dir: Path) -> dict[str, bytes]:
-    """Every file under a folder, with all its bytes."""
-    files = [path for path in data_dir.rglob("*") if path.is_file()]
-    return {str(path.relative_to(data_dir)): path.read_bytes() for path in files}
-
-
 def written_end(segment: Path) -> int:
     """The end of the last batch in a segment of the log; preallocated space follows it."""
     found = list_segments(Files(), segment.parent)

@@ -22,6 +22,7 @@ from tests.crash.ledger import Ledger
 from tests.crash.script import ORDERS, Writer, archive
 from tests.crash.trials import Trial, calls_of, kill_points, sample
 from tests.crash.zygote import Ended, Job, Zygote
+from tests.support.folders import contents
 
 SEED: Final = 31
 SEGMENT_BYTES: Final = 8_000
@@ -58,10 +59,10 @@ class Archive:
         ledger = copy.deepcopy(self._built.ledger)
         trial = self._trial(directory, ledger)
         done = spoil(trial.data_dir, random.Random(f"{SEED} {self._cases}"))
-        before = damage.contents(trial.data_dir)
+        before = contents(trial.data_dir)
         records = trial.live(Job(look=True, segment_bytes=SEGMENT_BYTES)).records
         said = [record.reason for record in records if isinstance(record, Stopped)]
-        if said and damage.contents(trial.data_dir) != before:
+        if said and contents(trial.data_dir) != before:
             trial.ledger.problems.append("a start that was refused changed a file")
         for record in records:
             if isinstance(record, Seen):

@@ -12,6 +12,7 @@ from tests.crash.history import Erase, Invoked, Publish, Published, Record, Retu
 from tests.crash.script import erasing
 from tests.crash.trials import Trial, calls_of, kill_points, problems_anywhere
 from tests.crash.zygote import Job, Zygote
+from tests.support.folders import files_with
 
 SEED: Final = 20_260
 NODE_KEYS: Final = (bytes(range(32)),)
@@ -45,13 +46,8 @@ def erased_texts(records: Iterable[Record]) -> list[bytes]:
 
 def left_over(directory: Path, texts: Sequence[bytes]) -> list[str]:
     """Files that hold any of the texts."""
-    files = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-    return [
-        f"{path.name} holds {text!r}"
-        for path, content in files.items()
-        for text in texts
-        if text in content
-    ]
+    found = files_with(directory, texts)
+    return [f"{name} holds {text!r}" for name, held in found.items() for text in held]
 
 
 def tried(

@@ -38,6 +38,7 @@ from tests.crash.test_failing_store import (
     everything,
     node_over_a_switched_store,
 )
+from tests.support.folders import copy_at_one_moment
 
 COUNT: Final = 60
 LARGE: Final = 384 << 10
@@ -66,7 +67,7 @@ async def fill(folder: Path) -> None:
         await node.checkpoint()
         for number in range(COUNT):
             await publish(link, "S", [large(number)])
-        await asyncio.to_thread(shutil.copytree, folder.with_name("lived"), folder)
+        await asyncio.to_thread(copy_at_one_moment, folder.with_name("lived"), folder)
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from contrail_storage.store.store_errors import StoreCorruptError, StoreMissingE
 from tests.crash.disk import CountedFiles, Failure, Plan, StoreOpener, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
+from tests.support.folders import files_with
 
 UNTIL_HEALED: Final = 1_000_000
 SOUND: Final = Plan()
@@ -270,10 +271,6 @@ def test_start_on_a_full_disk_serves_reads_and_heals(area: Path) -> None:
     asyncio.run(start_on_a_full_disk(area / "data"))
 
 
-def is_in_a_file(folder: Path, content: bytes) -> bool:
-    return any(content in path.read_bytes() for path in folder.rglob("*") if path.is_file())
-
-
 async def erase_while_the_store_fails(data_dir: Path) -> None:
     secret = b"the bytes that are to leave every file " * 30
     async with node_over_a_switched_store(data_dir) as (node, switch):
@@ -290,7 +287,7 @@ async def erase_while_the_store_fails(data_dir: Path) -> None:
         switch.plan = SOUND
         await wait_until(lambda: not node.readiness())
         assert (await link.erasure(receipt.erasure_id, 20_000_000_000)).status == "done"
-        assert not is_in_a_file(data_dir, secret[:39])
+        assert files_with(data_dir, [secret[:39]]) == {}
         assert await everything(link) == [note(one).payload for one in range(20)]
 
 

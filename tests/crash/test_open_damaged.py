@@ -22,6 +22,7 @@ from tests.crash.history import Seen, Stopped
 from tests.crash.script import EVENTS, ORDERS, archive
 from tests.crash.trials import calls_of, kill_points
 from tests.crash.zygote import Ended, Job, Zygote
+from tests.support.folders import contents
 
 SEED: Final = 31
 SEGMENT_BYTES: Final = 1_500
@@ -67,17 +68,17 @@ class Damaged:
 
     def refused(self, folder: Path, *, accept: bool = False) -> str:
         """The reason why a folder is refused; checks that it is unchanged."""
-        before = damage.contents(folder)
+        before = contents(folder)
         (reason,) = refusals(self.live(folder, look=True, accept=accept))
-        assert damage.contents(folder) == before
+        assert contents(folder) == before
         return reason
 
     def accepted(self, folder: Path) -> Seen:
         """The remaining content of a folder that is refused without the switch; looks twice."""
         self.refused(folder)
-        before = damage.contents(folder)
+        before = contents(folder)
         first = self.seen(self.live(folder, look=True, accept=True))
-        aside = damage.contents(folder / "damaged/1")
+        aside = contents(folder / "damaged/1")
         assert aside.items() <= before.items()
         assert any(name.startswith("store/") for name in aside)
         again = self.seen(self.live(folder, look=True))
@@ -282,11 +283,11 @@ def test_encrypted_folder_is_opened_as_a_plain_one_is(sealed: Damaged, spoil: Sp
 def test_wrong_or_missing_node_key_is_no_damage_and_nothing_is_touched(sealed: Damaged) -> None:
     for spoil in (rot_in_the_log, lambda _folder, _chance: "nothing"):
         folder = sealed.spoiled(spoil)
-        before = damage.contents(folder)
+        before = contents(folder)
         for wrong in ((), (b"w" * 32,)):
             ended = sealed.live(folder, accept=True, node_keys=wrong)
             assert "is encrypted" in refusals(ended)[0]
-        assert damage.contents(folder) == before
+        assert contents(folder) == before
 
 
 def test_damaged_data_keys_are_refused_with_the_switch_too(sealed: Damaged) -> None:

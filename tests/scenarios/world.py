@@ -1,7 +1,6 @@
 """A storage node in this process, whose clock a story sets, and the pulls that wait on it."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import log_time
 from tests.scenarios.clock import StoryClock, StoryLoop
 from tests.scenarios.unsynced import UnsyncedFiles
+from tests.support.folders import copy_at_one_moment
 
 _PATIENCE_S: Final = 20.0
 _PAUSE_S: Final = 0.0001
@@ -152,7 +152,7 @@ class World:
         await self.cancel_pulls()
         if killed:
             self._life += 1
-            shutil.copytree(self._root / str(self._life - 1), self._root / str(self._life))
+            copy_at_one_moment(self._root / str(self._life - 1), self._root / str(self._life))
         await self.node.stop()
         self.clock.elapsed_ns += down_ns
         self._loop.now_s = self.clock.elapsed_ns / NS_PER_S

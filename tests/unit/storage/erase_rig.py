@@ -1,7 +1,7 @@
 """A node, and a search for bytes in everything under its folder."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,19 +55,6 @@ def traces(number: int) -> list[bytes]:
     """What would tell of the message :func:`secret`."""
     parts = ("name-of", "header-value", "message-id", "payload-text")
     return [f"{part}-{number:04}".encode() for part in parts]
-
-
-def found(data_dir: Path, texts: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Files under ``data_dir`` that hold any of ``texts``, with those that they hold."""
-    holding = {}
-    wanted = list(texts)
-    for path in sorted(data_dir.rglob("*")):
-        if path.is_file():
-            data = path.read_bytes()
-            hits = [text for text in wanted if text in data]
-            if hits:
-                holding[path.name] = hits
-    return holding
 
 
 async def erased(

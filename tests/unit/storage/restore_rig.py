@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.streams import restore
+from tests.support.folders import copy_at_one_moment
 
 PATIENCE_S = 60.0
 PIECE = 2_500
@@ -99,5 +99,5 @@ class RestoreCrashes:
     def _crash(self, data_dir: Path, *, whole: bool) -> None:
         # What a killed process leaves: no more of the store than was flushed, all of the log.
         image = self._tmp_path / f"image-{len(self.images)}"
-        shutil.copytree(data_dir, image)
+        copy_at_one_moment(data_dir, image)
         self.images.append((image, whole))

@@ -13,7 +13,8 @@ from contrail_link.contract.consume import PullRequest
 from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest, pieces_of
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
-from tests.unit.storage.erase_rig import found, secret
+from tests.support.folders import files_with
+from tests.unit.storage.erase_rig import secret
 
 Seen = dict[int, tuple[str, dict[str, list[str]], bytes]]
 
@@ -47,7 +48,7 @@ def content_traces(number: int) -> list[bytes]:
 
 def content_found(data_dir: Path, numbers: list[int]) -> dict[str, list[bytes]]:
     """Files that hold content of messages."""
-    return found(data_dir, [text for number in numbers for text in content_traces(number)])
+    return files_with(data_dir, [text for number in numbers for text in content_traces(number)])
 
 
 def _taken(messages: list[Any]) -> Seen:

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import string
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ from contrail_storage.state.rows import prefixes
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.eraser import EraseBounds
 from contrail_storage.wal import LogOptions
+from tests.support.folders import copy_at_one_moment, files_with
 from tests.unit.storage.cluster_rig import NAMES, Nodes, running, turn, until
-from tests.unit.storage.erase_rig import WAIT_NS, found, traces
+from tests.unit.storage.erase_rig import WAIT_NS, traces
 from tests.unit.storage.test_cluster_erasing import filled, receipt_of, status_of
 
 LOG = LogOptions(segment_bytes=8 << 10, keep_bytes=0, tail_bytes=16 << 10)
@@ -209,27 +209,6 @@ async def left_behind(nodes: Nodes, count: int = 300) -> int:
     await fill(nodes, "S", 60, count)
     await forget_log(nodes)
     return group
-
-
-def copy_at_one_moment(folder: Path, copy: Path) -> None:
-    """Copy the folder of a running node as a crash leaves it.
-
-    Threads of the store remove files after a compaction: a copy of before and after lacks both.
-    """
-
-    def files() -> dict[str, tuple[int, int]] | None:
-        with suppress(FileNotFoundError):
-            stats = [(str(path), path.stat()) for path in folder.rglob("*")]
-            return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats}
-        return None
-
-    while True:
-        before = files()
-        with suppress(shutil.Error):
-            shutil.copytree(folder, copy)
-            if before is not None and before == files():
-                return
-        shutil.rmtree(copy)
 
 
 def test_install_that_a_crash_interrupts_begins_again(
@@ -421,7 +400,7 @@ def test_member_that_gets_bytes_it_had_erased_erases_them_again(tmp_path: Path) 
             await nodes.start(absent)
             done = await receipt_of(nodes, receipt.erasure_id, first, WAIT_NS)
             assert done.status == "done"
-            assert found(tmp_path, traces(7)) == {}
+            assert files_with(tmp_path, traces(7)) == {}
             await until_equal(nodes, group)
 
     asyncio.run(scene())

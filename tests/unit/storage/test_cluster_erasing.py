@@ -9,8 +9,9 @@ from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.log_time import CLOCK_NAME
+from tests.support.folders import files_with
 from tests.unit.storage.cluster_rig import NAMES, Nodes, running, until
-from tests.unit.storage.erase_rig import WAIT_NS, found, secret, traces
+from tests.unit.storage.erase_rig import WAIT_NS, secret, traces
 
 
 async def filled(nodes: Nodes, replicas: int = 3, count: int = 12) -> StorageNode:
@@ -59,15 +60,15 @@ def test_erased_bytes_leave_the_files_of_all_members(tmp_path: Path) -> None:
         async with running(tmp_path) as nodes:
             leader = await filled(nodes)
             await leader.checkpoint()  # the bytes are in different files on different nodes
-            held = found(tmp_path, traces(7) + traces(8))
+            held = files_with(tmp_path, traces(7) + traces(8))
             assert held
             receipt = await LocalLink(leader).erase("S", [7], "")
             assert [one.node for one in receipt.replicas] == list(NAMES)
             for asked in NAMES:
                 done = await receipt_of(nodes, receipt.erasure_id, asked, WAIT_NS)
                 assert (done.status, {one.status for one in done.replicas}) == ("done", {"done"})
-            assert found(tmp_path, traces(7)) == {}
-            assert found(tmp_path, traces(8))
+            assert files_with(tmp_path, traces(7)) == {}
+            assert files_with(tmp_path, traces(8))
             # Entries with the bytes are not in memory either, from where a new disk would get them.
             group = leader.streams.shard("S").group
             index = leader.meta.erasures.receipts[receipt.erasure_id].indexes[group]
@@ -75,7 +76,7 @@ def test_erased_bytes_leave_the_files_of_all_members(tmp_path: Path) -> None:
             await until(lambda: all(log.anchor_index >= index for log in logs))
             receipt = await LocalLink(leader).erase("S", [], "S.name-of-0008")
             await receipt_of(nodes, receipt.erasure_id, "a", WAIT_NS)
-            assert found(tmp_path, traces(7) + traces(8)) == {}
+            assert files_with(tmp_path, traces(7) + traces(8)) == {}
 
     asyncio.run(scene())
 
@@ -89,7 +90,7 @@ def test_receipt_names_the_nodes_that_have_copies(tmp_path: Path) -> None:
             asked = next(name for name in NAMES if name != leader.options.name)
             done = await receipt_of(nodes, receipt.erasure_id, asked, WAIT_NS)
             assert done.status == "done"
-            assert found(tmp_path, traces(7)) == {}
+            assert files_with(tmp_path, traces(7)) == {}
             for config, holders in (
                 (StreamConfig(name="M", subjects=("M.*",), storage="memory"), 1),
                 (StreamConfig(name="P", subjects=("P.*",), num_replicas=3, shards=2), 3),
@@ -108,7 +109,7 @@ def test_receipt_names_the_nodes_that_have_copies(tmp_path: Path) -> None:
                 assert (erased.messages, len(erased.replicas)) == (3, holders)
                 done = await receipt_of(nodes, erased.erasure_id, asked, WAIT_NS)
                 assert done.status == "done"
-                assert found(tmp_path, [f"{name}.name-of".encode()]) == {}
+                assert files_with(tmp_path, [f"{name}.name-of".encode()]) == {}
 
     asyncio.run(scene())
 
@@ -127,13 +128,13 @@ def test_member_that_has_yet_to_apply_the_deletion_does_not_say_that_it_is_done(
             expected = dict.fromkeys(NAMES, True) | {behind: False}
             await until(lambda: status_of(nodes[behind], receipt.erasure_id) == expected)
             assert nodes[behind].eraser.counts.cycles == 0
-            assert found(tmp_path / behind, traces(7))
+            assert files_with(tmp_path / behind, traces(7))
             pending = await receipt_of(nodes, receipt.erasure_id, "a")
             assert [one.node for one in pending.replicas if one.status == "pending"] == [behind]
             nodes.links.heal()
             done = await receipt_of(nodes, receipt.erasure_id, "a", WAIT_NS)
             assert done.status == "done"
-            assert found(tmp_path, traces(7)) == {}
+            assert files_with(tmp_path, traces(7)) == {}
 
     asyncio.run(scene())
 
@@ -166,8 +167,8 @@ def test_erasure_outlives_its_leader_and_waits_for_it(tmp_path: Path) -> None:
             for one in (receipt, again):
                 done = await receipt_of(nodes, one.erasure_id, second, WAIT_NS)
                 assert done.status == "done"
-            assert found(tmp_path, traces(7) + traces(8)) == {}
-            assert len(found(tmp_path, traces(13))) >= 1
+            assert files_with(tmp_path, traces(7) + traces(8)) == {}
+            assert len(files_with(tmp_path, traces(13))) >= 1
 
     asyncio.run(scene())
 
@@ -218,7 +219,7 @@ def test_node_with_a_new_disk_is_named_again_until_it_has_removed_what_it_was_se
             done = await receipt_of(nodes, receipt.erasure_id, leading, WAIT_NS)
             assert done.status == "done"
             assert nodes[wiped].eraser.counts.cycles >= 1
-            assert found(tmp_path, traces(7)) == {}
+            assert files_with(tmp_path, traces(7)) == {}
 
     asyncio.run(scene())
 
@@ -236,13 +237,13 @@ def test_member_that_gets_the_whole_state_removes_what_it_had(tmp_path: Path) ->
             # From now on nobody has the deletion as an entry, nor the record of the receipt.
             await nodes.stop(*others)
             await nodes.start(*others)
-            assert found(tmp_path / behind, traces(7))
+            assert files_with(tmp_path / behind, traces(7))
             nodes.links.heal()
             done = await receipt_of(nodes, receipt.erasure_id, others[0], WAIT_NS)
             assert done.status == "done"
             assert nodes[behind].catching_up.installer.counts.installed >= 2
-            assert found(tmp_path, traces(7)) == {}
-            assert len(found(tmp_path / behind, traces(8))) >= 1
+            assert files_with(tmp_path, traces(7)) == {}
+            assert len(files_with(tmp_path / behind, traces(8))) >= 1
 
     asyncio.run(scene())
 

@@ -12,8 +12,9 @@ from contrail_common.model import StreamConfig
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
+from tests.support.folders import files_with
 from tests.unit.storage.cluster_rig import NAMES, Nodes, running, until
-from tests.unit.storage.erase_rig import found, secret, traces
+from tests.unit.storage.erase_rig import secret, traces
 
 STEPS = 10
 WIPED = 0.3
@@ -111,7 +112,7 @@ async def end(nodes: Nodes, story: Story, folder: Path) -> None:
 
     await until(done)
     texts = [text for number in story.erased for text in traces(number)]
-    assert found(folder, texts) == {}
+    assert files_with(folder, texts) == {}
     for number in story.seqs.keys() - story.erased - story.unsure:
         seq = story.seqs[number]
         message = await nodes.call("a", lambda link, seq=seq: link.get_message("S", seq))

@@ -17,8 +17,9 @@ from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.seal.shared_keys import SharedKeys
 from contrail_storage.state.messages import GetKeys
 from contrail_storage.wal import LogOptions
+from tests.support.folders import files_with
 from tests.unit.storage.cluster_rig import NAMES, Nodes, running, turn, until
-from tests.unit.storage.erase_rig import WAIT_NS, found
+from tests.unit.storage.erase_rig import WAIT_NS
 from tests.unit.storage.restore_rig import archive_of, restored
 
 
@@ -119,7 +120,7 @@ def test_subject_is_shredded_on_all_nodes(tmp_path: Path) -> None:
             payloads = {number: text(number) + b"." * 40 for number in range(1, 11)}
             for node in nodes.all():
                 assert await seen(node, 10) == payloads
-            assert found(tmp_path, [text(number) for number in range(1, 11)]) == {}
+            assert files_with(tmp_path, [text(number) for number in range(1, 11)]) == {}
             receipt = await erase(nodes, "S.1")
             assert (receipt.messages, receipt.shredded, len(receipt.replicas)) == (3, True, 3)
             await done(nodes, receipt)
@@ -129,7 +130,7 @@ def test_subject_is_shredded_on_all_nodes(tmp_path: Path) -> None:
                 assert await seen(node, 10) == left
                 gone -= set(material(node, shard_id).values())
             assert len(gone) == 1
-            assert found(tmp_path, gone) == {}
+            assert files_with(tmp_path, gone) == {}
             # The subject gets another key, and the others keep theirs, also over a restart.
             await put(nodes, leader.options.name, 11, subject="S.1")
             left[11] = text(11) + b"." * 40
@@ -148,7 +149,7 @@ def test_subject_is_shredded_on_all_nodes(tmp_path: Path) -> None:
             for node in nodes.all():
                 assert await seen(node, 12) == {}
                 assert material(node, shard_id) == {}
-            assert found(tmp_path, before[0].values()) == {}
+            assert files_with(tmp_path, before[0].values()) == {}
 
     asyncio.run(scene())
 
@@ -202,7 +203,7 @@ def test_keys_that_a_former_leader_made_are_not_used_and_do_not_stay(tmp_path: P
             assert known[0] == known[1] == known[2]
             assert len(known[0]) == 4
             assert [unnamed(one, shard_id) for one in nodes.all()] == [[], [], []]
-            assert found(tmp_path, [spare]) == {}
+            assert files_with(tmp_path, [spare]) == {}
             for node in nodes.all():
                 assert sorted(await seen(node, 10)) == [1, 2, 3, 4]
 
@@ -230,17 +231,17 @@ def test_absent_member_destroys_the_key_when_it_is_back(tmp_path: Path) -> None:
             [left] = material(leader, shard_id)
             [gone] = [key for key_id, key in before.items() if key_id != left]
             for name in (away, failing):
-                assert found(tmp_path / name, [gone])
+                assert files_with(tmp_path / name, [gone])
             await nodes.stop(failing)
             await nodes.start(failing)
-            await until(lambda: not found(tmp_path / failing, [gone]))
-            assert found(tmp_path / away, [gone])
+            await until(lambda: not files_with(tmp_path / failing, [gone]))
+            assert files_with(tmp_path / away, [gone])
             pending = await nodes.call(failing, lambda link: link.erasure(receipt.erasure_id, 0))
             assert pending.status == "pending"
             await nodes.start(away)
             done = await nodes.call(away, lambda link: link.erasure(receipt.erasure_id, WAIT_NS))
             assert done.status == "done"
-            assert found(tmp_path, [gone]) == {}
+            assert files_with(tmp_path, [gone]) == {}
             assert [sorted(await seen(node, 2)) for node in nodes.all()] == [[2]] * 3
 
     asyncio.run(scene())
@@ -357,10 +358,10 @@ def test_keys_of_unused_subjects_and_of_deleted_streams_are_destroyed(tmp_path: 
             for node in nodes.all():
                 assert len(material(node, shard_id)) == 2
             [gone] = set(before.values()) - set(material(leader, shard_id).values())
-            assert found(tmp_path, [gone]) == {}
+            assert files_with(tmp_path, [gone]) == {}
             await nodes.call("a", lambda link: link.delete_stream("S", None))
             await until(lambda: not any(sum(keys_of(one).live().values()) for one in nodes.all()))
-            await until(lambda: found(tmp_path, before.values()) == {})
+            await until(lambda: files_with(tmp_path, before.values()) == {})
 
     asyncio.run(scene())
 

@@ -1,7 +1,6 @@
 """A start under a wall clock that is far ahead: taken only where somebody vouches for it."""
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import log_time
 from contrail_storage.replica.log_time import is_synchronized
+from tests.support.folders import copy_at_one_moment
 
 PATIENCE_S = 60.0
 HOUR_NS = 3_600 * NS_PER_S
@@ -149,7 +149,7 @@ def test_node_that_was_off_for_long_on_a_machine_that_was_up_asks_nothing(
         folder = tmp_path / "a"
         if killed:
             async with running(folder):
-                folder = Path(shutil.copytree(folder, tmp_path / "b"))
+                folder = copy_at_one_moment(folder, tmp_path / "b")
         clocks.wall_step_ns = clocks.boot_step_ns = 72 * HOUR_NS
         async with running(folder) as (node, link):
             assert node.readiness() == {}

@@ -17,16 +17,8 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
 from contrail_storage.store.rocks_store import RocksStore, StoreOptions
-from tests.unit.storage.erase_rig import (
-    NODE_KEY,
-    WAIT_NS,
-    erased,
-    found,
-    make,
-    running,
-    secret,
-    traces,
-)
+from tests.support.folders import files_with
+from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, make, running, secret, traces
 
 
 async def fill(link: LocalLink, count: int = 40, stream: str = "S") -> None:
@@ -46,12 +38,12 @@ def test_erased_messages_leave_the_log_alone_that_holds_them(tmp_path: Path) -> 
             await make(link)
             await fill(link)
             # The store has flushed nothing yet: the log has it all.
-            assert all(name.endswith(".wal") for name in found(tmp_path, traces(7)))
+            assert all(name.endswith(".wal") for name in files_with(tmp_path, traces(7)))
             receipt = await erased(link, "S", [7, 9])
             assert (receipt.status, receipt.messages) == ("done", 2)
             assert [(one.node, one.status) for one in receipt.replicas] == [("n1", "done")]
-            assert found(tmp_path, traces(7) + traces(9)) == {}
-            assert found(tmp_path, traces(8))
+            assert files_with(tmp_path, traces(7) + traces(9)) == {}
+            assert files_with(tmp_path, traces(8))
             assert await seqs_of(link) == [seq for seq in range(1, 41) if seq not in (7, 9)]
             assert (await link.get_message("S", 8)).payload == secret(8).payload
 
@@ -91,15 +83,15 @@ def test_erased_messages_leave_tables_blocks_and_names(
             await fill(link)
             await node.checkpoint()
             await publish(link, "S", [secret(number) for number in range(41, 60)])
-            assert bool(found(tmp_path, traces(7) + traces(45))) == (not node_keys)
+            assert bool(files_with(tmp_path, traces(7) + traces(45))) == (not node_keys)
             assert any((tmp_path / "store").glob("*.blob")) == (blob_bytes_min == 100)
             await erased(link, "S", [7, 45])
-            assert found(tmp_path, traces(7) + traces(45)) == {}
+            assert files_with(tmp_path, traces(7) + traces(45)) == {}
         # Closed, opened and flushed again, nothing of it comes back.
         async with running(tmp_path, **options) as (node, link):
             await node.checkpoint()
-            assert found(tmp_path, traces(7) + traces(45)) == {}
-            assert bool(found(tmp_path, traces(8))) == (not node_keys)
+            assert files_with(tmp_path, traces(7) + traces(45)) == {}
+            assert bool(files_with(tmp_path, traces(8))) == (not node_keys)
             rest = [seq for seq in range(1, 60) if seq not in (7, 45)]
             assert await seqs_of(link) == rest
             for seq in rest:
@@ -121,14 +113,14 @@ def test_subjects_erased_by_a_filter_take_their_names_along(tmp_path: Path) -> N
             await node.checkpoint()
             receipt = await erased(link, "S", [], "S.name-of-0001")
             assert (receipt.status, receipt.messages) == ("done", 1)
-            assert found(tmp_path, [b"S.name-of-0001"]) == {}
-            assert found(tmp_path, [b"S.name-of-0002"])
+            assert files_with(tmp_path, [b"S.name-of-0001"]) == {}
+            assert files_with(tmp_path, [b"S.name-of-0002"])
             assert (await erased(link, "S", [], "S.*")).messages == 19
-            assert found(tmp_path, [b"S.name-of"]) == {}
+            assert files_with(tmp_path, [b"S.name-of"]) == {}
             assert (await link.stream_info("S")).state.messages == 0
             assert await seqs_of(link, "T") == [1, 2, 3]
             assert (await erased(link, "T", [], ">")).messages == 3
-            assert found(tmp_path, [b"name-of", b"payload-text", b"header-value"]) == {}
+            assert files_with(tmp_path, [b"name-of", b"payload-text", b"header-value"]) == {}
 
     asyncio.run(scenario())
 
@@ -146,12 +138,12 @@ def test_messages_gone_before_are_erased_too(tmp_path: Path) -> None:
             await link.put_stream(config, "put", None, False)
             gone = [4, 12, 20, 25]
             for seq in gone:
-                assert found(tmp_path, traces(seq))
+                assert files_with(tmp_path, traces(seq))
             receipt = await erased(link, "S", gone)
             assert (receipt.status, receipt.messages) == ("done", 4)
-            assert found(tmp_path, [text for seq in gone for text in traces(seq)]) == {}
+            assert files_with(tmp_path, [text for seq in gone for text in traces(seq)]) == {}
             # In one cycle whatever else is gone goes with them.
-            assert found(tmp_path, traces(3)) == {}
+            assert files_with(tmp_path, traces(3)) == {}
             assert (await link.stream_info("S")).state.messages == 15
 
     asyncio.run(scenario())
@@ -171,7 +163,7 @@ def test_pending_deliveries_of_erased_messages_end(tmp_path: Path) -> None:
             assert (await link.consumer_info("S", "c")).num_ack_pending == 2
             rest = await link.pull(PullRequest(stream="S", consumer="c", batch=9))
             assert [one.message.seq for one in rest.deliveries] == [5]
-            assert found(tmp_path, [text for seq in (2, 3, 6) for text in traces(seq)]) == {}
+            assert files_with(tmp_path, [text for seq in (2, 3, 6) for text in traces(seq)]) == {}
 
     asyncio.run(scenario())
 
@@ -192,7 +184,7 @@ def test_name_of_a_subject_that_a_roll_up_has_not_finished_is_removed_too(
             await node.checkpoint()
             await erased(link, "S", [], "S.rolled")
             assert node.streams.shard("S").machine.counters.replaced == {}
-            assert found(tmp_path, [b"S.rolled"]) == {}
+            assert files_with(tmp_path, [b"S.rolled"]) == {}
 
     asyncio.run(scenario())
 
@@ -232,7 +224,7 @@ def test_erasures_that_come_during_a_cycle_share_the_next_one(
             assert {one.status for one in done} == {"done"}
             assert node.eraser.counts.done == 50
             assert node.eraser.counts.cycles <= 2
-            assert found(tmp_path, [text for n in range(1, 51) for text in traces(n)]) == {}
+            assert files_with(tmp_path, [text for n in range(1, 51) for text in traces(n)]) == {}
             text = await link.metrics_text()
             assert "contrail_erasures_done_total 50.0" in text
             assert "contrail_erasures_pending 0.0" in text
@@ -250,7 +242,7 @@ def test_snapshot_that_nobody_reads_on_is_ended(tmp_path: Path) -> None:
             chunks = await link.snapshot("S", True)
             assert await anext(chunks)
             assert (await erased(link, "S", [33])).status == "done"
-            assert found(tmp_path, traces(3)) == {}
+            assert files_with(tmp_path, traces(3)) == {}
             with pytest.raises(ApiError) as ended:
                 async for _ in chunks:
                     pass
@@ -272,7 +264,7 @@ def test_receipt_of_a_stream_that_is_deleted_is_finished(
             await link.delete_stream("S")
             done = await link.erasure(receipt.erasure_id, WAIT_NS)
             assert (done.status, done.messages) == ("done", 1)
-            assert found(tmp_path, traces(3)) == {}
+            assert files_with(tmp_path, traces(3)) == {}
         async with running(tmp_path) as (node, link):
             assert await link.erasure(receipt.erasure_id, 0) == done
 
@@ -297,11 +289,11 @@ def test_erasure_that_failed_is_finished_by_the_next_start(
             with pytest.raises(ApiError):
                 await link.get_message("S", 4)
             await publish(link, "S", [secret(13)])
-            assert found(tmp_path, traces(4))
+            assert files_with(tmp_path, traces(4))
         async with running(tmp_path) as (node, link):
             done = await link.erasure(receipt.erasure_id, WAIT_NS)
             assert done.status == "done"
-            assert found(tmp_path, traces(4)) == {}
+            assert files_with(tmp_path, traces(4)) == {}
             assert await seqs_of(link) == [seq for seq in range(1, 14) if seq != 4]
 
     asyncio.run(scenario())
@@ -339,7 +331,7 @@ def test_receipt_of_a_damaged_stream_is_tried_once_and_lets_others_pass(
             await link.delete_stream("S")
             done = await link.erasure(stuck.erasure_id, WAIT_NS)
             assert [(one.status, one.reason) for one in done.replicas] == [("done", "")]
-            assert found(tmp_path, [b"S.name-of"]) == {}
+            assert files_with(tmp_path, [b"S.name-of"]) == {}
 
     asyncio.run(scenario())
 
@@ -406,7 +398,7 @@ def test_log_that_failed_keeps_the_receipt_pending_until_it_takes_records_again(
             files.full = False
             done = await link.erasure(receipt.erasure_id, WAIT_NS)
             assert done.status == "done"
-            assert found(tmp_path, traces(4)) == {}
+            assert files_with(tmp_path, traces(4)) == {}
             while node.readiness():
                 await asyncio.sleep(0)
             await publish(link, "S", [secret(13)])
@@ -465,19 +457,19 @@ def test_erasing_from_several_shards_reaches_all_of_them(tmp_path: Path) -> None
             await fill(link)
             await node.checkpoint()
             erased_ones = traces(7) + traces(8) + traces(9)
-            assert found(tmp_path, erased_ones)
+            assert files_with(tmp_path, erased_ones)
             with pytest.raises(ApiError) as refused:
                 await link.erase("S", [1], "")
             assert refused.value.spec is errors.INVALID_FIELD
             for number in (7, 8, 9):
                 receipt = await erased(link, "S", [], f"S.name-of-{number:04}")
                 assert (receipt.status, receipt.messages) == ("done", 1)
-            assert found(tmp_path, erased_ones) == {}
+            assert files_with(tmp_path, erased_ones) == {}
             first = await link.get_message("S", 2, 1)
             receipt = await link.erase("S", [2], "", 1)
             receipt = await link.erasure(receipt.erasure_id, WAIT_NS)
             assert receipt.status == "done"
-            assert found(tmp_path, [first.payload]) == {}
+            assert files_with(tmp_path, [first.payload]) == {}
             assert (await link.stream_info("S")).state.messages == 36
 
     asyncio.run(scenario())

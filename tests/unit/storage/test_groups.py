@@ -1,7 +1,6 @@
 """A node that is a member of several groups: where shards lie, and what a restart brings back."""
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.streams.placement import choose_group
 from tests.crash.lives import wait_until
+from tests.support.folders import copy_at_one_moment
 
 PATIENCE_S = 20.0
 GROUPS = 1024, 1025
@@ -142,7 +142,7 @@ def test_store_that_is_further_than_the_last_checkpoint_opens_whatever_the_group
             await publish(link, "a", [PublishMessage("a.2", None, b"2")])
             await node.until_written()
             node.raw_store.flush()
-            shutil.copytree(running_folder, crashed)
+            copy_at_one_moment(running_folder, crashed)
         async with running(crashed) as (_, link):
             assert (await link.stream_info("a")).state.messages == 2
 

@@ -4,7 +4,6 @@ After each step every way of asking for the newest message of a key must agree w
 """
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from contrail_storage.node import StorageNode
 from contrail_storage.reading import newest
 from contrail_storage.upkeep.due_messages import DueMessages
 from contrail_storage.upkeep.housekeeper import Housekeeper
+from tests.support.folders import copy_at_one_moment
 from tests.unit.storage.naive_subjects import naive_matches
 from tests.unit.storage.restore_rig import PATIENCE_S, running
 
@@ -99,7 +99,7 @@ class Bucket:
         if crashed:
             await self.node.until_written()
             folder = self.folder.with_name(self.folder.name + "x")
-            shutil.copytree(self.folder, folder)
+            copy_at_one_moment(self.folder, folder)
             self.folder = folder
 
     def now_ns(self) -> int:

@@ -24,6 +24,7 @@ from contrail_storage.physical_memory import quarter_of_memory
 from tests.crash.disk import CountedFiles, Failure, Plan, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
+from tests.support.folders import files_with, size_of
 
 PATIENCE_S = 20.0
 SECRET = b"found-in-no-file"
@@ -57,21 +58,13 @@ async def refusal(call: Any) -> ApiError:
     return caught.value
 
 
-def files_under(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def size_under(folder: Path) -> int:
-    return sum(map(len, files_under(folder).values()))
-
-
 def test_stream_in_memory_acknowledges_as_memory_and_no_file_grows(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as (node, link):
             info = await create(link)
             assert (info.durability, info.config.storage) == ("memory", "memory")
             await node.checkpoint()
-            before = size_under(tmp_path)
+            before = size_of(tmp_path)
             for _ in range(50):
                 ack = await publish(link, "M", [message(SECRET * 100) for _ in range(100)])
                 assert ack.durability == "memory"
@@ -81,10 +74,9 @@ def test_stream_in_memory_acknowledges_as_memory_and_no_file_grows(tmp_path: Pat
             await node.until_written()
             assert (await link.get_message("M", 5_004)).payload == SECRET * 100
             # The log may note by itself that its groups lead; the messages are 8 MB.
-            assert size_under(tmp_path) - before < 1_000
+            assert size_of(tmp_path) - before < 1_000
             await node.checkpoint()
-        found = [path for path, data in files_under(tmp_path).items() if SECRET in data]
-        assert found == []
+        assert files_with(tmp_path, [SECRET]) == {}
 
     asyncio.run(scene())
 

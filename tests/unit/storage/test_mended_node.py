@@ -19,6 +19,7 @@ from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal import LogOptions
 from contrail_storage.wal.log_state import RESTORING
 from tests.crash import damage
+from tests.support.folders import contents
 from tests.unit.storage.cluster_rig import NAMES, TIMINGS, Nodes, running, until
 from tests.unit.storage.test_catching_up import create, fill, forget_log, lead, until_equal
 from tests.unit.storage.test_cluster import messages
@@ -175,10 +176,10 @@ def test_damage_that_spares_the_unreplicated_shards_loses_nothing_of_them(
             # Their store is another matter: nobody else has what it had.
             await nodes.stop(name)
             (tmp_path / name / "store" / "CURRENT").unlink()
-            before = damage.contents(tmp_path / name)
+            before = contents(tmp_path / name)
             with pytest.raises(DataLostError):
                 await nodes.start(name)
-            assert damage.contents(tmp_path / name) == before
+            assert contents(tmp_path / name) == before
 
     asyncio.run(scene())
 

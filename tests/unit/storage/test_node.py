@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -27,6 +26,7 @@ from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import log_time
+from tests.support.folders import copy_at_one_moment
 
 PATIENCE_S = 20.0
 PAYLOAD = b"x" * 1_000
@@ -212,7 +212,7 @@ def test_log_time_continues_after_replayed_entries_when_the_wall_clock_was_set_b
     async def scene(_: StorageNode, link: LocalLink) -> None:
         await publish(link, 1)
         # What a crash leaves: the message is in the log alone.
-        shutil.copytree(tmp_path / "early", tmp_path / "left")
+        copy_at_one_moment(tmp_path / "early", tmp_path / "left")
 
     async def look() -> None:
         async with asyncio.timeout(PATIENCE_S), running(tmp_path / "left") as node:

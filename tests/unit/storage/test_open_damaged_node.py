@@ -30,6 +30,7 @@ from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal.codec import BATCH_HEADER_BYTES
 from contrail_storage.wal.node_log import LogOptions
 from tests.crash import damage
+from tests.support.folders import contents, copy_at_one_moment
 
 PATIENCE_S = 20.0
 PATIENCE_NS = 10_000_000_000
@@ -61,7 +62,7 @@ def killed(data_dir: Path, target: Path, scene: Scene, **options: Any) -> Any:
 
     async def and_copy(node: StorageNode, link: LocalLink) -> Any:
         answer = await scene(node, link)
-        await asyncio.to_thread(shutil.copytree, data_dir, target)
+        await asyncio.to_thread(copy_at_one_moment, data_dir, target)
         return answer
 
     return play(data_dir, and_copy, **options)
@@ -264,10 +265,10 @@ def test_shard_without_name_and_configuration_is_refused_with_the_switch_too(
     play(tmp_path, two_streams)
     changed(tmp_path, ("delete", name_key(2)), ("delete", keys.shard_key(keys.STREAM, 2)))
     (tmp_path / "store/CURRENT").unlink()
-    before = damage.contents(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(DataLostError, match="Shard 2 has messages, but neither its name"):
         StorageNode.open(NodeOptions(tmp_path, accept_data_loss=True), SingleMemberGroups())
-    assert damage.contents(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def with_an_older_store(data_dir: Path, older: Path, **options: Any) -> None:

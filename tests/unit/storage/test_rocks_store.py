@@ -19,6 +19,7 @@ from contrail_storage.store.rocks_store import (
     StoreScanCutError,
     StoreStalledError,
 )
+from tests.support.folders import files_with
 
 
 @pytest.fixture
@@ -240,11 +241,6 @@ def test_stats_name_sizes_and_stalls(store: RocksStore) -> None:
     assert stats["background_errors"] == 0
 
 
-def holding(store_dir: Path, text: bytes) -> list[str]:
-    """Files of the store that hold ``text``."""
-    return [path.name for path in store_dir.iterdir() if text in path.read_bytes()]
-
-
 def test_rewritten_store_holds_nothing_that_was_overwritten_or_deleted(
     store: RocksStore, tmp_path: Path
 ) -> None:
@@ -254,12 +250,12 @@ def test_rewritten_store_holds_nothing_that_was_overwritten_or_deleted(
     store.write([("put", b"k0005", b"new"), ("delete", b"k1005")])
     store.write([("delete_range", b"k2000", b"k2999"), ("put", b"z", b"beside")])
     store.flush()
-    assert holding(tmp_path / "db", b"old005")
+    assert files_with(tmp_path / "db", [b"old005"])
     store.rewrite([(b"k0", b"k3"), (b"x", b"y")], 1.0)
     store.write([("put", b"k3005", b"new")])
     store.flush()
     store.rewrite([(b"k3", b"k4")], 1.0)
-    assert holding(tmp_path / "db", b"old005") == []
+    assert files_with(tmp_path / "db", [b"old005"]) == {}
     assert store.get_many([b"k0005", b"k1005", b"k3005", b"z"]) == [b"new", None, b"new", b"beside"]
     assert len(list(store.scan(b"k", b"l"))) == 299
     store.rewrite([(b"k", b"l")], 1.0)  # nothing to do
@@ -277,7 +273,7 @@ def test_scan_may_end_before_files_are_removed_and_is_ended_if_it_does_not(
     store.flush()
     threading.Timer(0.1, done.close).start()  # type: ignore[attr-defined]
     store.rewrite([(b"k", b"l")], 0.5)
-    assert holding(tmp_path / "db", b"gone") == []
+    assert files_with(tmp_path / "db", [b"gone"]) == {}
     with pytest.raises(StoreScanCutError):
         list(scan)
 
@@ -293,7 +289,7 @@ def test_store_is_rewritten_in_pieces_and_gives_up_when_it_is_closed(
     store.write([("put", b"k%d%02d" % (at, n), b"new" * 50) for at in range(5) for n in range(50)])
     store.flush()
     store.rewrite([(b"k0", b"k9")], 1.0)
-    assert holding(tmp_path / "db", b"oldold") == []
+    assert files_with(tmp_path / "db", [b"oldold"]) == {}
     assert {value for _, value in store.scan(b"k", b"l")} == {b"new" * 50}
     scan = store.scan(b"k", b"l")
     next(scan)

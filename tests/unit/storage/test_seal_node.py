@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.checkpointer import DataLostError
+from tests.support.folders import contents
 from tests.unit.storage.restore_rig import PATIENCE_S, running
 
 FIRST, SECOND = bytes([1]) * 32, bytes([2]) * 32
@@ -66,14 +66,6 @@ async def texts(node: StorageNode) -> list[str]:
     return [json.loads(message.payload)["text"] for message in messages]
 
 
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 async def with_data(node: StorageNode) -> None:
     await put(node, STREAM)
     await publish(node, 20, "early")
@@ -95,11 +87,7 @@ def test_encrypted_folder_is_served_again_and_shows_nothing(tmp_path: Path) -> N
         assert (await LocalLink(node).consumer_info(STREAM.name, "SecretConsumer")).num_pending
 
     play(tmp_path, again, FIRST)
-    shown = [
-        path
-        for path in tmp_path.rglob("*")
-        if path.is_file() and b"secret" in path.read_bytes().lower()
-    ]
+    shown = [name for name, data in contents(tmp_path).items() if b"secret" in data.lower()]
     assert shown == []
 
 

@@ -10,6 +10,7 @@ from contrail_storage.seal.keyring import Keyring
 from contrail_storage.store.checkpoint import Checkpoint, ShardMark
 from contrail_storage.store.rocks_store import RocksStore, StoreCorruptError
 from contrail_storage.store.sealed_store import SealedStore
+from tests.support.folders import files_with
 
 NODE_KEY = bytes(32)
 VALUE = b"a value that nobody else shall read"
@@ -65,9 +66,7 @@ def test_files_of_the_store_show_no_value(store: SealedStore, tmp_path: Path) ->
     store.write([("put", b"%d" % number, VALUE) for number in range(100)])
     store.flush()
     store.close()
-    assert [
-        path for path in tmp_path.rglob("*") if path.is_file() and VALUE in path.read_bytes()
-    ] == []
+    assert files_with(tmp_path, [VALUE]) == {}
 
 
 def test_checkpoint_of_an_encrypted_store_is_verified_after_a_restart(

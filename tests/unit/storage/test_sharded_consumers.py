@@ -1,7 +1,6 @@
 """Consumers of streams with several shards: one interface, a position in each shard."""
 
 import asyncio
-import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from contrail_storage.metrics import render_metrics
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.proposer import Proposer
 from contrail_storage.replica.shard import Shard
+from tests.support.folders import copy_at_one_moment
 from tests.unit.storage.sharded_rig import (
     CONFIG,
     PATIENCE_S,
@@ -378,7 +378,7 @@ def test_crash_at_any_entry_leaves_a_consumer_on_all_shards_or_none(
 
     def crash(data_dir: Path, during: str) -> None:
         image = tmp_path / f"image-{len(images)}"
-        shutil.copytree(data_dir, image)
+        copy_at_one_moment(data_dir, image)
         images.append((image, during))
 
     async def scene(node: StorageNode, link: LocalLink) -> None:

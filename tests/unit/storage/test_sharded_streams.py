@@ -1,7 +1,6 @@
 """Streams with several shards on a node: made, changed and removed whole, whatever interrupts."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from contrail_storage.core.results import Result
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.proposer import Proposer
+from tests.support.folders import copy_at_one_moment
 from tests.unit.storage.restore_rig import rows_of_shards
 from tests.unit.storage.sharded_rig import (
     CONFIG,
@@ -111,7 +111,7 @@ def test_crash_at_any_entry_leaves_the_stream_whole_before_or_after(
     def crash(data_dir: Path, during: str) -> None:
         # What a killed process leaves: no more of the store than was flushed, all of the log.
         image = tmp_path / f"image-{len(images)}"
-        shutil.copytree(data_dir, image)
+        copy_at_one_moment(data_dir, image)
         images.append((image, during))
 
     async def life() -> None:

@@ -5,7 +5,6 @@ it ends cleanly or is killed, and `accept_data_loss` gives what is left of the s
 """
 
 import asyncio
-import shutil
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from contrail_link.contract.read import RangeRequest
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.wal.node_log import LogOptions
+from tests.support.folders import copy_at_one_moment
 from tests.unit.storage.test_open_damaged_node import play, running
 
 COUNT = 2_000
@@ -129,9 +129,9 @@ def test_killed_node_finds_the_stream_where_it_stopped(folder: Path, tmp_path: P
     async def scene(node: StorageNode, link: LocalLink) -> None:
         assert await refusal(publish(link, "S")) is errors.OUTCOME_UNKNOWN
         # The entry is in the log, and nothing of it in the store's files yet.
-        await asyncio.to_thread(shutil.copytree, folder, tmp_path / "replayed")
+        await asyncio.to_thread(copy_at_one_moment, folder, tmp_path / "replayed")
         await node.checkpoint()
-        await asyncio.to_thread(shutil.copytree, folder, tmp_path / "flushed")
+        await asyncio.to_thread(copy_at_one_moment, folder, tmp_path / "flushed")
 
     play(folder, scene)
     for left in ("replayed", "flushed"):
@@ -171,7 +171,7 @@ def test_accepted_loss_lets_a_stopped_stream_go_on(
 ) -> None:
     async def scene(node: StorageNode, link: LocalLink) -> None:
         await stop_stream(node, link)
-        shutil.copytree(folder, tmp_path / "killed")
+        copy_at_one_moment(folder, tmp_path / "killed")
 
     play(folder, scene)
     left = tmp_path / "killed" if killed else folder

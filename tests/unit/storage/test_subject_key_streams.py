@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.proposer import QUEUE_BYTES_MAX
 from contrail_storage.seal.key_file import SUBJECT_KEYS_NAME
-from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, found, running, secret
+from tests.support.folders import copy_at_one_moment, files_with
+from tests.unit.storage.erase_rig import NODE_KEY, WAIT_NS, erased, running, secret
 from tests.unit.storage.subject_key_rig import (
     config,
     content_found,
@@ -91,7 +91,7 @@ def test_erased_subject_is_shredded_in_a_copy_taken_before(tmp_path: Path) -> No
             await node.checkpoint()
             await publishing.publish(link, "S", [secret(21), other("S.name-of-0007", "again")])
             await node.until_written()
-            shutil.copytree(data, copy)
+            copy_at_one_moment(data, copy)
             receipt = await link.erase("S", [], "S.name-of-0007")
             assert receipt.shredded
             # Also while it is pending the only copy of the key is gone.
@@ -487,9 +487,9 @@ def test_subject_names_leave_the_files_with_the_keys(tmp_path: Path) -> None:
             await make(link)
             await fill(link, 5)
             await node.checkpoint()
-            assert found(tmp_path, [b"name-of-0003"])
+            assert files_with(tmp_path, [b"name-of-0003"])
             await erased(link, "S", [], "S.name-of-0003")
-            assert found(tmp_path, [b"name-of-0003"]) == {}
+            assert files_with(tmp_path, [b"name-of-0003"]) == {}
 
     asyncio.run(scenario())
 

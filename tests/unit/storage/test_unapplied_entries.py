@@ -19,6 +19,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.store.rocks_store import RocksStore
 from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal.node_log import NodeLog
+from tests.support.folders import contents
 from tests.unit.storage.test_open_damaged_node import play
 
 OLD = msgspec.msgpack.encode((5, [(1, [3])]))
@@ -58,22 +59,17 @@ def unapplied(data_dir: Path) -> list[bytes]:
         node.close()
 
 
-def contents(data_dir: Path) -> dict[str, bytes]:
-    files = [path for path in data_dir.rglob("*") if path.is_file()]
-    return {str(path): path.read_bytes() for path in files if path.parent.name == "wal"}
-
-
 @pytest.mark.parametrize("accept", [False, True])
 def test_entries_of_an_older_release_are_refused_in_a_sentence_and_stay(
     tmp_path: Path, accept: bool
 ) -> None:
     play(tmp_path / "data", fill)
     add_to_log(tmp_path / "data", OLD)
-    before = contents(tmp_path / "data")
+    before = contents(tmp_path / "data" / "wal")
     options = NodeOptions(tmp_path / "data", accept_data_loss=accept)
     with pytest.raises(OSError, match=r"release 0\.2 that are not in the store: start it once"):
         StorageNode.open(options, SingleMemberGroups())
-    assert contents(tmp_path / "data") == before
+    assert contents(tmp_path / "data" / "wal") == before
 
 
 def test_entries_of_an_older_release_that_the_store_has_are_never_decoded(tmp_path: Path) -> None:
