@@ -445,6 +445,13 @@ _CLUSTER: Final = (
         ),
     ),
     Case(
+        "cluster-shards",
+        "3 replicas: batches of 1,000, msgpack, 4 connections, to 3 shards led by 3 nodes",
+        "msg/s",
+        cases_cluster.shards,
+        beside=(Beside("cluster-1000", 1, "one shard"),),
+    ),
+    Case(
         "cluster-kill",
         "3 replicas: from kill -9 of the leader to the next ack",
         "s",

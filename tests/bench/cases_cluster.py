@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,10 +24,15 @@ from contrail_client import Contrail, ContrailError
 from contrail_serve.cluster import planned
 from tests.bench.cases_split import Edge
 from tests.bench.figures import Bench, BenchError, Measured, Run
+from tests.bench.http_scripts import Batches
+from tests.bench.load import Load
+from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Pids, cpu_s, end, free_port, ready_line, wait_until
 from tests.bench.server import (
+    FILL_BATCH,
     Server,
     data_folder,
+    drive,
     publish_batches,
     service_environment,
 )
@@ -38,6 +44,9 @@ _FILLED: Final = "FILLED"
 _KILLS: Final = 20
 _IDLE_S: Final = 20.0
 _REST_S: Final = 1.0
+_WARM_S: Final = 0.5
+_MANY_CONNECTIONS: Final = 16
+"""As many batches under way as fill an entry of each shard with the part of it."""
 _LOOK_S: Final = 0.05
 """The time between two looks at a state, which the leader shows."""
 
@@ -109,6 +118,13 @@ class ClusterServer(Server):
         """The node that leads a stream."""
         return self.nodes[self.call("GET", f"/v1/streams/{stream}")["cluster"]["leader"]]
 
+    def let_lead(self, stream: str, name: str) -> None:
+        """Make a node the leader of a stream."""
+        node = self.nodes[name]
+        if self.leader(stream) is not node:
+            self.call("POST", f"/v1/streams/{stream}/leader/stepdown", {"preferred": name})
+            wait_until(lambda: self.leader(stream) is node, f"{name} as the leader")
+
     def wait_until_whole(self) -> None:
         """Wait until all nodes are ready."""
         for node in self.nodes.values():
@@ -123,11 +139,7 @@ class LeadingServer(ClusterServer):
     def create_stream(self, stream: str, prefix: str, **settings: Any) -> None:
         """Make a stream with three replicas, and let the first node lead it."""
         super(LeadingServer, self).create_stream(stream, prefix, **settings)
-        first = self.nodes[NODES[0]]
-        if self.leader(stream) is not first:
-            path = f"/v1/streams/{stream}/leader/stepdown"
-            self.call("POST", path, {"preferred": NODES[0]})
-            wait_until(lambda: self.leader(stream) is first, "the first node as the leader")
+        self.let_lead(stream, NODES[0])
 
 
 def _is_ready(probe: Server) -> bool:
@@ -241,6 +253,56 @@ class Clustered:
     def __call__(self, bench: Bench) -> Measured | None:
         """The measurement of the case."""
         return self.measure(replace(bench, started=partial(cluster, self.edge)))
+
+
+def shards(bench: Bench) -> Measured:
+    """Messages a second in batches of 1,000, to a stream with a shard led by each node.
+
+    Beside it: a stream with one shard, in turns on the same cluster. The CPU of the busiest node
+    says how many messages three nodes take that have cores of their own.
+    """
+    ratios: list[float] = []
+    busiest_us: dict[int, list[float]] = {1: [], len(NODES): []}
+    with data_folder(bench) as folder, cluster("api", folder) as server:
+        _spread_leaders(server)
+
+        def publish(number: int, count: int) -> Run:
+            stream, prefix = f"BENCH{number}OF{count}", f"bench{number}of{count}"
+            server.create_stream(stream, prefix, shards=count)
+            if count > 1:
+                states = server.call("GET", f"/v1/streams/{stream}")["shards"]
+                if len({state["leader"] for state in states}) != count:
+                    raise BenchError("a node leads several shards")
+            before = [cpu_s(node.process.pid) for node in server.nodes.values()]
+            batches = Batches(stream, prefix, FILL_BATCH, _MANY_CONNECTIONS)
+            load = Load(server.port, server.pid, batches, bench.scale.seconds, _WARM_S)
+            driven = drive(bench, load)
+            after = [cpu_s(node.process.pid) for node in server.nodes.values()]
+            server.check_stored(stream, driven.messages)
+            used_s = max(late - early for early, late in zip(before, after, strict=True))
+            busiest_us[count].append(used_s / driven.messages * 1e6)
+            return driven.run
+
+        def once(number: int) -> Run:
+            alone, spread = publish(number, 1), publish(number, len(NODES))
+            ratios.append(spread.value / alone.value)
+            return spread
+
+        runs = repeat(bench, once)
+    one_us, each_us = (median(values) for values in busiest_us.values())
+    note = (
+        f"{median(ratios):.2f} x one shard, in turns; CPU of the busiest node {each_us:.2f} µs, "
+        f"with one shard {one_us:.2f} µs"
+    )
+    return Measured(runs, note)
+
+
+def _spread_leaders(server: ClusterServer) -> None:
+    """Let each node lead as many groups as any other, which nodes do by themselves in minutes."""
+    # Each new stream gets a group that has none yet.
+    for number in range(_groups() - 1):
+        server.create_stream(f"LED{number}", f"led{number}")
+        server.let_lead(f"LED{number}", NODES[number % len(NODES)])
 
 
 class _Publisher(threading.Thread):
