@@ -29,7 +29,8 @@ def told(result: PubResult | ApiError) -> BatchResult:
         return BatchResult(problem=problem(result))
     if result.code:
         return BatchResult(problem=result_problem(result.code, result.detail))
-    return BatchResult(result.seq, result.duplicate)
+    shard = msgspec.UNSET if result.shard is None else result.shard
+    return BatchResult(result.seq, result.duplicate, shard=shard)
 
 
 def one_by_one(results: list[Result]) -> list[Result]:
@@ -39,7 +40,11 @@ def one_by_one(results: list[Result]) -> list[Result]:
 
 
 runs = st.builds(
-    PubResult, st.integers(1, 1 << 62), st.booleans(), count=st.integers(1, 5)
+    PubResult,
+    st.integers(1, 1 << 62),
+    st.booleans(),
+    count=st.integers(1, 5),
+    shard=st.none() | st.integers(0, 63),
 ) | st.sampled_from([WRONG, REFUSED])
 
 

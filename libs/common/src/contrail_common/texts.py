@@ -155,6 +155,27 @@ def cut(offsets: bytes, start: int, stop: int, heap: bytes) -> tuple[bytes, byte
     return part, heap[low:high]
 
 
+def chosen(offsets: bytes, positions: I64Array, heap: bytes) -> tuple[bytes, bytes]:
+    """Return offsets and bytes of the elements at ``positions``.
+
+    Neighbours are copied as one, others one by one. For elements of more than 60 bytes or so, this
+    is faster than :func:`pick` and :func:`gather`, which handle each byte.
+    """
+    ends = as_u32(offsets)
+    starts, stops = ends[:-1][positions], ends[1:][positions]
+    picked = np.zeros(len(positions) + 1, np.uint32)
+    np.cumsum(stops - starts, out=picked[1:])
+    if not len(positions):
+        return picked.tobytes(), b""
+    apart = starts[1:] != stops[:-1]
+    spans = zip(
+        starts[np.append(True, apart)].tolist(),
+        stops[np.append(apart, True)].tolist(),
+        strict=True,
+    )
+    return picked.tobytes(), b"".join([heap[start:stop] for start, stop in spans])
+
+
 def pick(offsets: bytes, positions: I64Array) -> tuple[bytes, I64Array]:
     """Return the offsets of the elements at ``positions``, and the places of all their bytes."""
     starts = as_u32(offsets).astype(np.int64)

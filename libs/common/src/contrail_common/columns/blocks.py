@@ -54,12 +54,11 @@ from contrail_common.texts import (
     U32Array,
     are_offsets,
     as_u32,
+    chosen,
     cut,
-    gather,
     join_offsets,
     lengths_of,
     offsets_of,
-    pick,
 )
 
 BLOCK_MESSAGES_MAX: Final = 2_000
@@ -151,10 +150,10 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
 
     def select(self, positions: I64Array) -> "MessageColumns":
         """Return the columns of the messages at ``positions``."""
-        offsets, spans = pick(self.offsets, positions)
+        offsets, payload = chosen(self.offsets, positions, self.payload)
         headers = None if self.headers is None else self.headers.select(positions)
         seals = None if self.seals is None else self.seals.select(positions)
-        return MessageColumns(len(positions), offsets, gather(self.payload, spans), headers, seals)
+        return MessageColumns(len(positions), offsets, payload, headers, seals)
 
     def content(self, position: int) -> tuple[Headers | None, bytes]:
         """Return headers and payload of the message at ``position``.
