@@ -73,6 +73,17 @@ class Disk:
         self.names, self._durable, self._pending = {}, {}, []
         self.store = SimStore(self)
 
+    def damage(self, path: Path) -> None:
+        """Lose a file, if there is one, or change some of its bytes."""
+        if path in self.names and self.random.random() < 0.5:
+            file = self.names[path]
+            at = self.random.randrange(len(file.data))
+            file.data[at:] = self.random.randbytes(len(file.data) - at)
+            file.synced = bytes(file.data)
+        else:
+            self.names.pop(path, None)
+            self._durable.pop(path, None)
+
     def change(self, directory: Path, change: Callable[[dict[Path, _File]], None]) -> None:
         """Change names now, and durably with the next sync of the directory."""
         change(self.names)

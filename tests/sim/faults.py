@@ -5,7 +5,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any, Final
 
+from contrail_storage.seal.key_file import SHARED_KEYS_NAME
 from tests.sim.cluster import SimCluster, SimNode
+from tests.sim.subject_keys import have_the_same_keys
 
 KINDS: Final = (
     "kill",
@@ -16,6 +18,7 @@ KINDS: Final = (
     "slow_disk",
     "wrong_clock",
     "wipe",
+    "lose_keys",
     "all_down",
 )
 _YEAR_S: Final = 365 * 86_400.0
@@ -113,9 +116,18 @@ class Nemesis:
 
     async def wipe(self, node: SimNode) -> None:
         """Replace a disk by an empty one, unless that could lose what was acknowledged."""
-        if all(self._is_whole(one) for one in self._cluster.nodes.values()):
+        nodes = self._cluster.nodes.values()
+        if all(map(self._is_whole, nodes)) and have_the_same_keys(nodes):
             node.crash(power=True)
             node.wipe()
+            await self._for(4.0)
+            node.start()
+
+    async def lose_keys(self, node: SimNode) -> None:
+        """Lose the file with the subject keys, or damage some of them, if others have them all."""
+        if have_the_same_keys(self._cluster.nodes.values()):
+            node.crash(power=False)
+            node.disk.damage(node.folder / SHARED_KEYS_NAME)
             await self._for(4.0)
             node.start()
 

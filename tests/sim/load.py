@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ _MAX_AGE_NS: Final = 3_600 * 10**9
 _LONG_S: Final = 8.0
 _SHORT_S: Final = 0.5
 _BATCH_MAX: Final = 20
+_REPEATED: Final = 0.1
+_REPEATED_OF: Final = 100
+"""Of so many messages that were acknowledged last, one may be published again."""
 
 
 @dataclass(slots=True)
@@ -177,12 +181,15 @@ class Clients:
     async def publish_numbered(
         self, link: StorageLink, name: str, random: Random, stream: str, journal: Journal
     ) -> None:
-        """Publish with ids, in order, and repeat what was not answered."""
+        """Publish with ids, in order; repeat what was not answered, and some of the rest."""
         numbers = itertools.count(1)
+        answered: deque[Sent] = deque(maxlen=_REPEATED_OF)
         while self.publishing:
             count = random.choice((1, 1, 1, random.randint(2, _BATCH_MAX)))
             entries = [_numbered(stream, name, next(numbers), random) for _ in range(count)]
             journal.sending(entries)
+            if answered and random.random() < _REPEATED:
+                entries.append(random.choice(answered))
             while entries and self.publishing:
                 try:
                     messages = [_to_publish(one.message) for one in entries]
@@ -200,6 +207,7 @@ class Clients:
                         left.append(entry)
                     else:
                         journal.answered(entry, result.seq)
+                        answered.append(entry)
                 entries = left
             await asyncio.sleep(random.random() * PAUSE_S)
 

@@ -26,6 +26,7 @@ from tests.sim.loop import SimLoop
 from tests.sim.plants import PLANTS, planted
 from tests.sim.queues import Queues
 from tests.sim.removals import Removals
+from tests.sim.subject_keys import SealedRemovals
 
 _now = time.perf_counter
 _COLLECTED_S: Final = 2.0
@@ -44,7 +45,8 @@ def run_seed(
     with simulated(seed, folder, 5 if seed % 4 == 0 else 3) as cluster:
         _collect_garbage(cluster.loop)
         cluster.start()
-        clients, nemesis = Clients(cluster, Removals, Queues), Nemesis(cluster, faults)
+        clients = Clients(cluster, Removals, SealedRemovals, Queues)
+        nemesis = Nemesis(cluster, faults)
         try:
             clients.begin()
             happening = cluster.loop.create_task(nemesis.run())

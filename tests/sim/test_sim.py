@@ -38,6 +38,9 @@ FAULTS = {
     "acknowledges before a sync": ("power_cut", "all_down", "pause"),
     "stores message ids again": ("kill", "pause", "part"),
     "confirms acks that are not durable": ("kill", "pause", "part"),
+    "forgets message ids at a restart": ("kill", "power_cut", "all_down"),
+    "applies an entry again at a restart": ("kill", "power_cut", "all_down"),
+    "leaves keys on the disk": ("kill", "pause", "part"),
 }
 
 
