@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.servers import ServerProcess
 
@@ -26,6 +27,11 @@ settings.register_profile("quick", max_examples=60, **SAME)
 settings.register_profile("full", max_examples=240, **SAME)
 settings.register_profile("thorough", max_examples=500, stateful_step_count=80, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+if settings().derandomize:
+    # Hypothesis also tries constants that it finds in the modules imported so far: those depend on
+    # which tests the same worker has run before.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 WORKERS_MAX = 8
