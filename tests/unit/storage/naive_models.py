@@ -572,6 +572,9 @@ class NaiveConsumer:
                     self.given_up.discard(each)
                 if each >= self.next_seq:
                     self.settled_ahead.add(each)
+            if kind == "ack" and self.config.ack_policy == "all" and seq >= self.next_seq:
+                self.next_seq = seq + 1
+                self.stream_seq = max(self.stream_seq, seq)
         elif seq in self.pending:
             item = self.pending[seq]
             pause_ns = delay_ns if kind == "nak" else self.ack_wait_ns(item.attempts)

@@ -91,3 +91,17 @@ def test_message_given_up_on_beyond_the_position_is_not_delivered_again() -> Non
     assert consumer.next_seq == 2
     assert 5 in consumer.acked_ahead
     assert 5 in consumer.given_up
+
+
+def test_ack_of_all_covers_what_was_delivered_before_it_though_no_record_says_so() -> None:
+    consumer = ConsumerMachine.create(SHARD, 1, consumer_config("c", ack_policy="all"), 1, 0, 1)
+    consumer.change(cmd.Deliver(1, 1, [1, 2], 3), Step(1, 0, Writes()))
+    # The record of the deliveries 3 to 5 was lost with their leader; a client has the messages.
+    settled = consumer.change(cmd.Acknowledge(1, 1, [5]), Step(1, 0, Writes()))
+    assert settled == [1, 2, 5]
+    assert (consumer.next_seq, consumer.floor.stream_seq) == (6, 5)
+    assert not consumer.acked_ahead
+    # A record that comes late changes nothing.
+    consumer.change(cmd.Deliver(1, 1, [3, 4], 5), Step(1, 0, Writes()))
+    assert not consumer.pending
+    assert consumer.floor.stream_seq == 5

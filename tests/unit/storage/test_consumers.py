@@ -212,3 +212,24 @@ def test_new_consumer_does_not_disturb_the_pulls_of_others(
 
     monkeypatch.setattr(dispatcher.Dispatcher, "take", counted)
     play(tmp_path, scene, config)
+
+
+@FORMS
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+def test_ack_of_all_holds_for_deliveries_whose_record_is_lost_with_their_leader(
+    tmp_path: Path, config: StreamConfig, retention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await put(link, ack_policy="all")
+        await fill(link, 5, keys=1)
+        result = await pull(link)
+        for group in node.streams.stream("S").groups:
+            node.consumers.end_term(group)
+        await ack(link, result, 4)
+        assert [one.message.seq for one in (await pull(link)).deliveries] == [5]
+        if retention == "interest":
+            while (await link.stream_info("S")).state.messages > 1:
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(dispatcher, "JOIN_S", 3_600.0)
+    play(tmp_path, scene, msgspec.structs.replace(config, retention=retention))

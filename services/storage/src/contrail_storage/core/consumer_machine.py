@@ -5,7 +5,6 @@ acknowledgements, the same on every replica. Deadlines are log times; only the l
 one has passed, and then proposes the redelivery.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfig, SequencePair
 from contrail_common.timeunits import INT64_MAX
@@ -358,17 +358,23 @@ class ConsumerMachine:
         return settled
 
     def _ack(self, seq: int, settled: list[int]) -> None:
+        if self.config.ack_policy != "all":
+            self._settle(seq, settled)
+            return
         # An ack settles every message that was delivered before it, and this one (JetStream's
         # AckAll).
-        if self.config.ack_policy == "all":
-            lower = self.pending.remove_below(seq)
-            if self.given_up:
-                for each in lower:
-                    self.given_up.discard(each)
-            # Delivered, although the position is before them, see `_settle`.
-            self.acked_ahead.update(lower[bisect_left(lower, self.next_seq) :])
-            settled += lower
+        lower = self.pending.remove_below(seq)
+        if self.given_up:
+            for each in lower:
+                self.given_up.discard(each)
+        settled += lower
         self._settle(seq, settled)
+        if seq >= self.next_seq:
+            # The position is before messages that were delivered: the command that recorded them
+            # was lost with its leader, or is yet to come. The ack covers them all the same.
+            stream_seq = max(self.delivered.stream_seq, seq)
+            self.delivered = replace(self.delivered, stream_seq=stream_seq)
+            self._advance(seq + 1)
 
     def _settle_all(self, seqs: list[int]) -> list[int]:
         """As :meth:`_settle` for each of ``seqs``, in less time; return those that it settled."""

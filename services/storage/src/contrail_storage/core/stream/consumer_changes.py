@@ -124,7 +124,7 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
         forget_gone(state, step, consumer, command.seqs)
     if state.config.retention != "limits":
         interest.settled(state, step, consumer, settled)
-        if isinstance(command, cmd.Advance):
+        if isinstance(command, (cmd.Advance, cmd.Acknowledge)):
             interest.passed(state, from_seq, consumer, step.writes)
     return Done()
 

@@ -97,9 +97,10 @@ def settled(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: list
 
 
 def passed(state: ShardState, from_seq: int, consumer: ConsumerMachine, writes: Writes) -> None:
-    """Note messages to check after a consumer without acks moved on from ``from_seq``.
+    """Note messages to check after a consumer moved on from ``from_seq`` past them.
 
-    It got messages while the retention was ``limits``, so no command named them.
+    No command named them: a consumer without acks got them while the retention was ``limits``, or
+    an ack with policy ``all`` covers them and the record of their delivery was lost.
     """
     recheck(state, from_seq, consumer.next_seq, writes)
 
