@@ -23,10 +23,23 @@ from contrail_storage.disk.node_file import save_identity
 from contrail_storage.disk.whole_steps import whole
 from contrail_storage.options import Cluster
 from contrail_storage.replica.raft_port import SUSPECT, no_leader
+from contrail_storage.replica.shard import Shard
+from contrail_storage.state.fetching import Fetching
 from contrail_storage.state.install import InstallCounts, Installer
-from contrail_storage.state.messages import Close, GetKeys, Offer, Open, PutKeys, Read, decoder
+from contrail_storage.state.mending import MendCounts, Mending
+from contrail_storage.state.messages import (
+    Close,
+    GetKeys,
+    Offer,
+    Open,
+    OpenBlocks,
+    Opened,
+    PutKeys,
+    Read,
+    decoder,
+)
 from contrail_storage.state.rows import BrokenStateError
-from contrail_storage.state.source import SourceCounts, StateSource
+from contrail_storage.state.source import BlockRange, SourceCounts, StateSource
 from contrail_storage.store.store_errors import StoreError, StoreFailedError
 from contrail_storage.upkeep.backoff import Backoff
 
@@ -58,7 +71,11 @@ class CatchingUp:
         node.applier.is_replicated = self.is_replicated
         node.groups.on_damage = self.suspect
         node.groups.before_single = self._note_unreplicated
+        node.reader.mend = self.mend
         self.installs, self.sent = InstallCounts(), SourceCounts()
+        self.fetching = Fetching(cluster.fetch) if cluster is not None else None
+        """How this node gets rows of others, if there are any."""
+        self.mends = MendCounts()
         # Groups that are suspect as of the start, or whose damage it found.
         self._found: set[int] = set()
         # By group: the entry after which the log begins again, because a crash came in between.
@@ -152,14 +169,23 @@ class CatchingUp:
         self.source = StateSource(
             node.parts[0], node.log, self._until_applied, self.suspect, self.sent
         )
-        if self._cluster is not None:
+        if self.fetching is not None:
+            member = node.membership.node_id
+            self._mending = Mending(
+                member,
+                node.blocks,
+                node.applier,
+                self.fetching,
+                node.groups.until_applied,
+                self.mends,
+            )
             self.installer = Installer(
-                node.membership.node_id,
+                member,
                 node.parts[0],
                 node.blocks,
                 node.applier,
                 self._until_idle,
-                self._cluster.fetch,
+                self.fetching,
                 self.installs,
             )
             self.installer.on_shown = node.key_sharing.shown
@@ -183,6 +209,17 @@ class CatchingUp:
         self._node.membership.spread.lose(number)
         self._found.add(number)
         self._wake.set()
+
+    async def mend(self, shard: Shard, base_seq: int) -> bool:
+        """Get a block that cannot be read from another member; see `Mend`."""
+        node, number = self._node, shard.group
+        group = node.groups.get(number)
+        if group is None or group.is_alone or group.flags & SUSPECT or node.failure:
+            return False
+        members, me = node.membership.members_of(number), node.membership.node_id
+        # The leader has everything that was acknowledged.
+        peers = sorted((one for one in members if one != me), key=lambda one: one != group.leader)
+        return await self._mending.mend(shard, base_seq, peers)
 
     async def _until_applied(self, number: int) -> None:
         """Wait until the store has what a group has applied (OVERLOADED)."""
@@ -314,6 +351,9 @@ class CatchingUp:
                 self._check_whole(request.group)
                 opened = await self.source.open(request.group, request.member)
                 return msgspec.msgpack.encode(opened)
+            case OpenBlocks():
+                opened = await self._open_blocks(request)
+                return msgspec.msgpack.encode(opened)
             case Read():
                 return await self.source.read(request.number, request.piece)
             case Close():
@@ -331,6 +371,17 @@ class CatchingUp:
         group = self._node.groups.get(number)
         if group is None or group.flags or group.leader != self._node.membership.node_id:
             raise no_leader("" if group is None else group.leader)
+
+    async def _open_blocks(self, request: OpenBlocks) -> Opened:
+        """Begin to read some blocks; any whole member may be asked for them."""
+        group = self._node.groups.get(request.group)
+        if group is None or group.flags:
+            raise no_leader("" if group is None else group.leader)
+        directory = self._node.blocks.directory(request.shard)
+        position = directory.position(request.first_seq)
+        low_seq = directory.base_seq(position) if position < len(directory) else request.end_seq
+        blocks = BlockRange(request.shard, low_seq, request.end_seq)
+        return await self.source.open(request.group, request.member, blocks)
 
     def _offered(self, offer: Offer) -> None:
         """Take the state of the leader if this member cannot go on without it."""

@@ -309,8 +309,19 @@ def _state_metrics(catching_up: CatchingUp) -> Iterable[Metric]:
     )
     yield CounterMetricFamily(
         "contrail_states_fetched_bytes",
-        "Bytes of states that were fetched from leaders.",
-        installs.received_bytes,
+        "Bytes of states and blocks that were fetched from other members.",
+        0 if catching_up.fetching is None else catching_up.fetching.received_bytes,
+    )
+    mends = catching_up.mends
+    yield CounterMetricFamily(
+        "contrail_blocks_mended",
+        "Blocks that could not be read, and were replaced by those of another member.",
+        mends.mended,
+    )
+    yield CounterMetricFamily(
+        "contrail_blocks_not_mended",
+        "Blocks that could not be read, and that no other member could replace.",
+        mends.failed,
     )
     yield CounterMetricFamily(
         "contrail_states_sent_bytes", "Bytes of states that were sent to members.", sent.sent_bytes

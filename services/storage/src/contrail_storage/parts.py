@@ -36,6 +36,7 @@ def upkeep_of(node: "StorageNode", store: SplitStore) -> Upkeep:
         node.reader.opener,
         bytes_s=options.scrub_bytes_s,
         pause_s=options.scrub_pause_s,
+        mend=node.catching_up.mend,
     )
     due = DueMessages(node.reader, node.shard_logs, node.blocks, store.scan, node.until_written)
     housekeeper = Housekeeper(
@@ -47,7 +48,13 @@ def upkeep_of(node: "StorageNode", store: SplitStore) -> Upkeep:
         node.groups,
         due,
     )
-    compactor = Compactor(node.streams.is_listed, node.blocks, node.applier, options.compactor)
+    compactor = Compactor(
+        node.streams.is_listed,
+        node.blocks,
+        node.applier,
+        options.compactor,
+        node.catching_up.mend,
+    )
     reclaimer = Reclaimer(
         node.raw_store, is_short=lambda: node.disk_budget.short and not node.failure
     )

@@ -27,7 +27,7 @@ from contrail_storage.reading.newest import Newest
 from contrail_storage.reading.page_tokens import decode_number, decode_token, encode_token
 from contrail_storage.reading.point_reads import PointReads
 from contrail_storage.reading.window_reads import RUN_WINDOWS, WindowReads
-from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard import Mend, Shard, not_mended
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import (
     UNREADABLE,
@@ -91,6 +91,8 @@ class Reader:
         """``opener`` decrypts messages sealed with subject keys; None if there are none."""
         self.opener = opener or ContentOpener(None)
         self._blocks = blocks
+        self.mend: Mend = not_mended
+        """Called with a block that cannot be read."""
         self.removals = RemovalMemory()
         """The recent removals of the shards in which messages are counted."""
         self._points = PointReads(blocks)
@@ -140,13 +142,14 @@ class Reader:
             except BlockMissingError:
                 continue  # merged or trimmed while it was read: look again
             except (BlockCorruptError, StoreCorruptError) as error:
-                raise self.damage(shard, base_seq, error) from error
+                if not await self.mend(shard, base_seq):
+                    raise self.damage(shard, base_seq, error) from error
         raise removed_too_quickly()
 
     async def bring_first(self, shards: Iterable[Shard]) -> None:
         """Have the blocks of the first messages in memory: `ShardState.state` reads their times.
 
-        A block that cannot be read is left to it.
+        A block that cannot be read, and that no other node has, is left to it.
         """
         for shard in shards:
             machine = shard.machine
@@ -156,8 +159,11 @@ class Reader:
             if not self._in_memory(shard, first_seq):
                 directory = self._blocks.directory(machine.shard_id)
                 base_seq = directory.base_seq(directory.position(first_seq))
-                with suppress(*UNREADABLE, StoreFailedError):
-                    await asyncio.to_thread(self._blocks.load, machine.shard_id, base_seq)
+                try:
+                    with suppress(StoreFailedError):
+                        await asyncio.to_thread(self._blocks.load, machine.shard_id, base_seq)
+                except UNREADABLE:
+                    await self.mend(shard, base_seq)
 
     def damage(self, shard: Shard, base_seq: int, error: Exception) -> ApiError:
         """Mark the shard as damaged by an unreadable block, and return the error."""

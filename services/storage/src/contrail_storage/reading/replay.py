@@ -35,7 +35,12 @@ from contrail_storage.reading.reader import Reader
 from contrail_storage.reading.selection import Run, Selection, select, unseal
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError
-from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory
+from contrail_storage.store.block_store import (
+    UNREADABLE,
+    BlockMissingError,
+    BlockStore,
+    Directory,
+)
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 
 _RETRIES: Final = 8
@@ -273,7 +278,10 @@ class Replayer:
             except BlockMissingError:
                 continue  # merged or trimmed while it was read: look again
             except _DamagedError as error:
-                raise self._reader.damage(shard, error.base_seq, error.reason) from error
+                # Content that cannot be decrypted is no better elsewhere.
+                unreadable = isinstance(error.reason, UNREADABLE)
+                if not (unreadable and await self._reader.mend(shard, error.base_seq)):
+                    raise self._reader.damage(shard, error.base_seq, error.reason) from error
         raise removed_too_quickly()
 
     @staticmethod

@@ -1,7 +1,7 @@
 """One stream shard on this node: its machine, its applied sequence, and who waits for changes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from contrail_common import errors
@@ -13,6 +13,11 @@ from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.store.block_store import BlockSpan
 
 Listener = Callable[[], None]
+Mend = Callable[["Shard", int], Awaitable[bool]]
+"""Replaces the block at a base sequence, which cannot be read, by what another node has.
+
+True if the block is to be read again: it may also have been merged or removed meanwhile.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +33,12 @@ class SmallRun:
         self.base_seqs.append(span.base_seq)
         self.bytes += span.bytes
         self.count += span.count
+
+
+async def not_mended(shard: "Shard", base_seq: int) -> bool:
+    """The `Mend` of a node that is alone."""
+    del shard, base_seq
+    return False
 
 
 def in_memory_first(shards: "list[Shard]") -> "list[Shard]":

@@ -6,18 +6,14 @@ whatever interrupts an install, the next start leaves the group's rows alone and
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import msgspec
 import structlog
 
-from contrail_common import errors
-from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.chain import decode_applied, entry_of, mark_installed
 from contrail_storage.core.meta_machine import MetaMachine
@@ -27,20 +23,15 @@ from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.loading import RowsInOrder, holds_anything, load_meta, load_shard
 from contrail_storage.replica.raft_port import Group
 from contrail_storage.replica.shard import Shard
-from contrail_storage.state.messages import Close, Open, Opened, Read, Request
-from contrail_storage.state.rows import Unpacking, removals, shards_of
+from contrail_storage.state.fetching import Fetching
+from contrail_storage.state.messages import Open, Opened
+from contrail_storage.state.rows import removals, shards_of
 from contrail_storage.store.block_store import BlockStore
 from contrail_storage.store.rocks_store import Operation
 from contrail_storage.store.sealed_store import Store
 from contrail_storage.store.shard_facts import ShardFacts
 from contrail_storage.store.store_errors import StoreStalledError
 
-Fetch = Callable[[str, bytes], Awaitable[bytes]]
-"""Asks another node for up to 1 MiB: see `Cluster.fetch`."""
-
-_AHEAD: Final = 3
-"""Pieces that are asked for at once; a fourth request stays free for others."""
-_TRIES: Final = 3
 _SHARDS_TOGETHER: Final = 200
 _BATCH_ROWS: Final = 1_000
 _STALL_WAIT_S: Final = 0.005
@@ -54,7 +45,6 @@ class InstallCounts:
 
     installed: int = 0
     failed: int = 0
-    received_bytes: int = 0
     seconds: float = 0.0
 
 
@@ -72,7 +62,7 @@ class Installer:
         blocks: BlockStore,
         applier: Applier,
         until_idle: Callable[[], Awaitable[None]],
-        fetch: Fetch,
+        fetching: Fetching,
         counts: InstallCounts,
     ) -> None:
         """``until_idle`` waits until nothing that was applied is on its way to the store."""
@@ -84,7 +74,7 @@ class Installer:
         self._until_idle = until_idle
         self.on_shown: Callable[[int, list[int]], Awaitable[None]] = _nothing
         """Called with a group and its shards when they are about to be used."""
-        self._fetch = fetch
+        self._fetching = fetching
 
     async def install(self, number: int, group: Group, leader: str) -> bool:
         """Fetch the state of a suspect group from its leader, and go on after it.
@@ -96,14 +86,8 @@ class Installer:
         while not group.flags_are_durable:  # noqa: ASYNC110 - the log tells only the group
             await asyncio.sleep(_FLAGGED_S)
         await self._give_up_state(number)
-        body = await self._ask(leader, Open(number, self._member))
-        opened = msgspec.msgpack.decode(body, type=Opened)
-        try:
+        async with self._fetching.open(leader, Open(number, self._member)) as opened:
             installed = await self._install(number, group, leader, opened)
-        finally:
-            # Not before: until then the leader keeps the log that follows.
-            with suppress(ApiError):  # it ends by itself what nobody reads
-                await self._ask(leader, Close(opened.number))
         if installed:
             seconds = time.monotonic() - begun
             self.counts.installed += 1
@@ -167,12 +151,9 @@ class Installer:
             batch += ranges
             if not at_once and len(batch) >= _BATCH_ROWS:
                 batch = await self._write(batch)
-        unpacking = Unpacking(number)
-        async with aclosing(self._pieces(leader, opened.number)) as pieces:
-            async for piece in pieces:
-                batch += await asyncio.to_thread(unpacking.operations_of, piece)
-                if unpacking.complete:
-                    break
+        async with aclosing(self._fetching.rows(leader, opened, number)) as pieces:
+            async for rows in pieces:
+                batch += rows
                 if not at_once:
                     batch = await self._write(batch)
         # All batches of the store before this one are there if this one is.
@@ -202,38 +183,6 @@ class Installer:
             else:
                 break
         return []
-
-    async def _pieces(self, leader: str, number: int) -> AsyncGenerator[bytes, None]:
-        """Yield all pieces in order; a few are on their way at once."""
-        asked: deque[asyncio.Task[bytes]] = deque()
-        piece = 0
-        try:
-            while True:
-                while len(asked) < _AHEAD:
-                    asked.append(asyncio.ensure_future(self._piece(leader, number, piece)))
-                    piece += 1
-                found = await asked.popleft()
-                self.counts.received_bytes += len(found)
-                yield found
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-
-    async def _piece(self, leader: str, number: int, piece: int) -> bytes:
-        tries = 1
-        while True:
-            try:
-                return await self._ask(leader, Read(number, piece))
-            except ApiError as error:
-                lost = error.spec in (errors.OUTCOME_UNKNOWN, errors.OVERLOADED, errors.NOT_LEADER)
-                if not lost or tries == _TRIES:
-                    raise
-            tries += 1
-            await asyncio.sleep(_STALL_WAIT_S)
-
-    async def _ask(self, leader: str, request: Request) -> bytes:
-        return await self._fetch(leader, msgspec.msgpack.encode(request))
 
     # Memory --------------------------------------------------------------------------------------
 

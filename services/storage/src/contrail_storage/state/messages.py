@@ -20,8 +20,18 @@ class Open(msgspec.Struct, tag="open", array_like=True, frozen=True):
     member: str
 
 
+class OpenBlocks(msgspec.Struct, tag="open_blocks", array_like=True, frozen=True):
+    """A member to another one: begin to read the blocks of a shard with these sequences."""
+
+    group: int
+    member: str
+    shard: int
+    first_seq: int
+    end_seq: int
+
+
 class Opened(msgspec.Struct, array_like=True, frozen=True):
-    """The answer: what `Read` names the state by, and its row of the applied index."""
+    """The answer to both: what `Read` names the state by, and its row of the applied index."""
 
     number: int
     applied: bytes
@@ -57,5 +67,5 @@ class GetKeys(msgspec.Struct, tag="get_keys", array_like=True, frozen=True):
     ids: list[int]
 
 
-Request = Offer | Open | Read | Close | PutKeys | GetKeys
+Request = Offer | Open | OpenBlocks | Read | Close | PutKeys | GetKeys
 decoder = msgspec.msgpack.Decoder(Request)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -37,6 +37,14 @@ View = StoreView | SealedView
 _log = structlog.get_logger("contrail.state")
 
 
+class BlockRange(NamedTuple):
+    """Blocks of a shard, by their first sequences."""
+
+    shard_id: int
+    low_seq: int
+    end_seq: int
+
+
 @dataclass(slots=True)
 class SourceCounts:
     """For metrics."""
@@ -51,6 +59,8 @@ class _State:
 
     group: int
     member: str
+    # Whether it is all of the group, and not a few blocks.
+    whole: bool
     # Closes the view; only under `reading`, since a thread may use it.
     closing: ExitStack
     pieces: Iterator[bytes]
@@ -90,8 +100,11 @@ class StateSource:
         # The index that each state has at least, by number; for the log.
         self._held: dict[int, tuple[int, int]] = {}
 
-    async def open(self, group: int, member: str) -> Opened:
-        """Begin to read the state of a group for a member, from now on (OVERLOADED, DATA_LOST)."""
+    async def open(self, group: int, member: str, blocks: BlockRange | None = None) -> Opened:
+        """Begin to read the state of a group for a member, from now on (OVERLOADED, DATA_LOST).
+
+        With ``blocks``, only these.
+        """
         for number, state in list(self._states.items()):
             if (state.group, state.member) == (group, member):
                 await self._end(number)
@@ -102,8 +115,8 @@ class StateSource:
         self._hold(number, group, self._node_log.base_index(group))
         try:
             await self._until_applied(group)
-            with self._heeding_damage(group):
-                state, applied = await whole(lambda: self._view(group, member))
+            with self._heeding_damage(group, whole=blocks is None):
+                state, applied = await whole(lambda: self._view(group, member, blocks))
         except BaseException:
             self._let_go(number)
             raise
@@ -112,10 +125,11 @@ class StateSource:
         state.begun_s = state.used_s = asyncio.get_running_loop().time()
         self._states[number] = state
         self.counts.opened += 1
-        _log.info("state_read", group=group, member=member, index=index)
+        if blocks is None:
+            _log.info("state_read", group=group, member=member, index=index)
         return Opened(number, applied)
 
-    def _view(self, group: int, member: str) -> tuple[_State, bytes]:
+    def _view(self, group: int, member: str, blocks: BlockRange | None) -> tuple[_State, bytes]:
         """Open a view. Blocks."""
         with ExitStack() as closing:
             opening: AbstractContextManager[View] = self._store.view()
@@ -124,10 +138,14 @@ class StateSource:
             applied = next((row for _, row in view.scan(key, keys.prefix_end(key))), b"")
             if not applied:
                 raise _overloaded("the group has no state yet")
-            homes = keys.GROUP, keys.prefix_end(keys.GROUP)
-            shard_ids = [] if group == keys.META_GROUP else shards_of(group, view.scan(*homes))
-            pieces = packed(_rows(view, group, shard_ids))
-            state = _State(group, member, closing.pop_all(), pieces, 0.0, 0.0)
+            if blocks is None:
+                homes = keys.GROUP, keys.prefix_end(keys.GROUP)
+                shard_ids = [] if group == keys.META_GROUP else shards_of(group, view.scan(*homes))
+                rows = _rows(view, group, shard_ids)
+            else:
+                rows = _blocks(view, blocks)
+            pieces, is_all = packed(rows), blocks is None
+            state = _State(group, member, is_all, closing.pop_all(), pieces, 0.0, 0.0)
             return state, applied
 
     async def read(self, number: int, piece: int) -> bytes:
@@ -141,7 +159,7 @@ class StateSource:
                 raise _ended()
             try:
                 while state.next <= piece:
-                    with self._heeding_damage(state.group):
+                    with self._heeding_damage(state.group, whole=state.whole):
                         found = await whole(lambda: next(state.pieces, b""))
                     state.kept[state.next] = found
                     state.kept.pop(state.next - _KEPT, None)
@@ -189,14 +207,14 @@ class StateSource:
         indexes = [index for held, index in self._held.values() if held == group]
         self._node_log.hold(group, min(indexes, default=None))
 
-    def _heeding_damage(self, group: int) -> "_Heeding":
-        return _Heeding(group, self._on_damage)
+    def _heeding_damage(self, group: int, *, whole: bool) -> "_Heeding":
+        return _Heeding(group, self._on_damage if whole else None)
 
 
 class _Heeding:
     """Around a read of the store: makes its errors those of a request."""
 
-    def __init__(self, group: int, on_damage: Callable[[int, str], None]) -> None:
+    def __init__(self, group: int, on_damage: Callable[[int, str], None] | None) -> None:
         self._group, self._on_damage = group, on_damage
 
     def __enter__(self) -> None:
@@ -204,8 +222,10 @@ class _Heeding:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, (BlockCorruptError, StoreCorruptError)):
-            # The rows of other members may be sound: this one must not be their source.
-            self._on_damage(self._group, f"its state cannot be read: {error}")
+            # The rows of other members may be sound: this one must not be their source. A single
+            # block is mended once a reader or the scrub of this node finds it.
+            if self._on_damage is not None:
+                self._on_damage(self._group, f"its state cannot be read: {error}")
             raise ApiError(errors.DATA_LOST, str(error)) from error
         if isinstance(error, StoreError):
             raise _overloaded(str(error)) from error
@@ -217,6 +237,14 @@ def _rows(view: View, group: int, shard_ids: list[int]) -> Iterator[Row]:
             if prefix[:1] == keys.BLOCK:
                 view_block(value, BLOCK_CODECS)  # damage must not spread
             yield key, value
+
+
+def _blocks(view: View, blocks: BlockRange) -> Iterator[Row]:
+    shard_id, low_seq, end_seq = blocks
+    start, stop = (keys.large_key(keys.BLOCK, shard_id, seq) for seq in (low_seq, end_seq))
+    for key, value in view.scan(start, stop):
+        view_block(value, BLOCK_CODECS)
+        yield key, value
 
 
 def _ended() -> ApiError:

@@ -19,7 +19,7 @@ from contrail_storage.core.deleted import PAGE
 from contrail_storage.core.stream.strip_dead import between_live, strip_dead
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.changes import take
-from contrail_storage.replica.shard import Shard, in_memory_first
+from contrail_storage.replica.shard import Mend, Shard, in_memory_first, not_mended
 from contrail_storage.replica.store_writer import RewriteJob, RowJob
 from contrail_storage.store.block_store import (
     UNREADABLE,
@@ -76,8 +76,10 @@ class Compactor:
         blocks: BlockStore,
         applier: Applier,
         bounds: CompactorBounds,
+        mend: Mend = not_mended,
     ) -> None:
         """``is_listed`` returns whether a listed stream has a shard with that id."""
+        self._mend = mend
         self.counts = CompactCounts()
         self._is_listed = is_listed
         self._blocks = blocks
@@ -177,12 +179,7 @@ class Compactor:
         if position >= len(directory):
             return None
         span = directory.span(position)
-        live = machine.deleted.live_mask(span.base_seq, span.count)
-        if live is None:
-            live = np.ones(span.count, np.bool_)
-        # Sequences below the first one are dead, and are not kept as deleted.
-        live[: max(machine.counters.first_seq - span.base_seq, 0)] = False
-        return _Alive(span, live)
+        return _Alive(span, machine.live_mask(span.base_seq, span.count))
 
     def _settled_below(self, shard: Shard) -> int:
         """The sequence up to which blocks are applied, wait for no merge, and are not the last.
@@ -221,7 +218,10 @@ class Compactor:
         return directory.emptied(directory.position(span.base_seq))
 
     async def _load(self, shard: Shard, span: BlockSpan) -> Block | None:
-        """Return the block, or None if it was replaced. An unreadable one damages the shard."""
+        """Return the block, or None if it was replaced. None also if it was unreadable.
+
+        Without another member that has it, the shard is damaged.
+        """
         shard_id = shard.machine.shard_id
         block = self._blocks.recall(shard_id, span.base_seq)
         # A block that is not written yet is in memory only; the store would not find it.
@@ -229,7 +229,8 @@ class Compactor:
             try:
                 [block] = await asyncio.to_thread(self._blocks.load_many, shard_id, [span.base_seq])
             except UNREADABLE as error:
-                if shard.machine.exists and self._blocks.directory(shard_id).holds(span):
+                stands = shard.machine.exists and self._blocks.directory(shard_id).holds(span)
+                if stands and not await self._mend(shard, span.base_seq):
                     shard.damaged = f"block {span.base_seq}: {error}"
                     shard.notify()
                 return None

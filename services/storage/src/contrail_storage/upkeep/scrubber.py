@@ -17,7 +17,7 @@ import structlog
 from contrail_common.columns.blocks import Block
 from contrail_common.errors import ApiError
 from contrail_storage.core import key_layout as keys
-from contrail_storage.replica.shard import Shard
+from contrail_storage.replica.shard import Mend, Shard, not_mended
 from contrail_storage.seal.content import ContentBrokenError, ContentOpener
 from contrail_storage.store.block_store import UNREADABLE, BlockSpan, BlockStore
 from contrail_storage.store.rocks_store import (
@@ -65,7 +65,9 @@ class Scrubber:
         *,
         bytes_s: int,
         pause_s: float,
+        mend: Mend = not_mended,
     ) -> None:
+        self._mend = mend
         self._opener = opener
         self.counts = ScrubCounts()
         self._streams = streams
@@ -114,7 +116,11 @@ class Scrubber:
             for span, why, block in broken:
                 # While the thread was reading, the block may have been merged, dropped or erased.
                 # Then the read failed for that reason, and nothing is damaged.
-                if self._stands(shard, span) and (block is None or self._matters(shard, block)):
+                if not self._stands(shard, span):
+                    continue
+                if block is None and await self._mend(shard, span.base_seq):
+                    self.counts.damaged += 1
+                elif block is None or self._matters(shard, block):
                     self._report(shard, f"block {span.base_seq}: {why}")
                     return
             self.counts.blocks += len(spans)
@@ -163,14 +169,10 @@ class Scrubber:
 
     def _matters(self, shard: Shard, block: Block) -> bool:
         """Whether a live message of ``block`` cannot be decrypted. Dead ones may lack their key."""
-        live = np.ones(block.count, np.bool_)
-        live[: max(shard.machine.counters.first_seq - block.base_seq, 0)] = False
-        known = shard.machine.deleted.live_mask(block.base_seq, block.count)
-        wanted = live if known is None else live & known
+        machine = shard.machine
+        live = np.flatnonzero(machine.live_mask(block.base_seq, block.count)).tolist()
         try:
-            self._opener.columns(
-                shard.machine.shard_id, block.columns, np.flatnonzero(wanted).tolist()
-            )
+            self._opener.columns(machine.shard_id, block.columns, live)
         except ContentBrokenError:
             return True
         except ApiError:

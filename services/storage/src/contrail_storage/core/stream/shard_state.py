@@ -207,6 +207,18 @@ class ShardState:
         counters = self.counters
         return counters.first_seq <= seq <= counters.last_seq and seq not in self.deleted
 
+    def live_mask(self, base_seq: int, count: int) -> Mask:
+        """A mask of the ``count`` sequences from ``base_seq`` on that are messages now.
+
+        ``base_seq + count`` is at most the sequence after the last message.
+        """
+        live = self.deleted.live_mask(base_seq, count)
+        if live is None:
+            live = np.ones(count, np.bool_)
+        # Sequences below the first one are dead, and are not kept as deleted.
+        live[: max(self.counters.first_seq - base_seq, 0)] = False
+        return live
+
     def are_live(self, seqs: I64Array) -> Mask:
         """A mask of the ``seqs`` that are messages of the stream now."""
         if len(seqs) == 1:
