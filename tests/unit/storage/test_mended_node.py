@@ -4,6 +4,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.core.meta_machine import StreamEntry
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
+from contrail_storage.store.store_errors import StoreError
 from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal import LogOptions
 from contrail_storage.wal.log_state import RESTORING
@@ -220,5 +222,38 @@ def test_one_whole_member_fills_two_others_and_is_needed_for_it(
                 assert flags(nodes, name) == {RESTORING}
             assert not any(one.leader for one in nodes["a"].groups.values() if not one.is_alone)
             assert [shard.applied_seq for shard in nodes["a"].applier.shards.values()] == [60]
+
+    asyncio.run(scene())
+
+
+def test_store_that_fails_for_damage_is_set_aside_at_the_next_start(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path, log=LOG) as nodes:
+            group = await create(nodes, "S")
+            await fill(nodes, "S", 0, 60, PAYLOAD)
+            await until_whole(nodes, group)
+            node, store = nodes["c"], tmp_path / "c/store"
+            await node.checkpoint()
+            sound = {path: path.read_bytes() for path in store.glob("*.sst")}
+            for path in sound:
+                damage.flip_bit(path, random.Random(SEED), 0, 40)
+            everything = (b"", b"\xff" * 32)
+            with suppress(StoreError):
+                await asyncio.to_thread(node.raw_store.rewrite, [everything], 1.0)
+            # From now on the store takes no writes.
+            await fill(nodes, "S", 60, 20, PAYLOAD)
+            assert "Corruption" in await node.fatal
+            await nodes.stop("c")
+            # Most damage is where a start reads nothing.
+            for path in store.glob("*.sst"):
+                path.write_bytes(sound.get(path, path.read_bytes()))
+            await nodes.start("c")
+            assert "Corruption" in nodes["c"].catching_up.mended
+            assert (tmp_path / "c/damaged/1/store/unusable").exists()
+            await until_whole(nodes, group)
+            await check_all(await lead(nodes, group, "c"), 80)
+            await nodes.stop("c")
+            await nodes.start("c")
+            assert nodes["c"].catching_up.mended == ""
 
     asyncio.run(scene())

@@ -25,6 +25,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.disk.files import Files
 from contrail_storage.disk.node_file import begin_boot
 from contrail_storage.disk.whole_steps import whole
+from contrail_storage.repair.among_others import mark_unusable
 from contrail_storage.repair.rebuild import Rebuilt, rebuild
 from contrail_storage.repair.swap import STORE_NAME, discard_unfinished
 from contrail_storage.replica.loading import applied_indexes
@@ -120,11 +121,19 @@ class Healing:
     # The store -----------------------------------------------------------------------------------
 
     def fail_store(self, error: Exception) -> None:
-        """Continue without the store after a failed write or flush, and open it again."""
+        """Continue without the store after a failed write or flush, and open it again.
+
+        End the node if that would not help: a file of the store is damaged, or there is a defect.
+        """
         # The first failure starts the recovery; the others are its consequence.
         if self.store_failure:
             return
         self._note(error)
+        if not isinstance(error, (OSError, StoreFailedError)):
+            for group in self._node.logged_groups.values():
+                group.resign()
+            self._node.spawn(self._end(f"the store failed: {error!r}", error))
+            return
         self._notify_if_full()
         _log.error("store_failed", error=str(error))
         # Before that, `all_replayed` does it: the rest of the log is applied in memory first.
@@ -145,6 +154,15 @@ class Healing:
         if not self.closed:
             self._node.spawn(self.reopen())
 
+    async def _end(self, reason: str, error: Exception) -> None:
+        """Fail the node. If other nodes have everything, its next start sets the store aside."""
+        node = self._node
+        has_all = node.options.cluster is not None and not node.identity.has_unreplicated
+        if has_all and isinstance(error, (StoreCorruptError, StoreMissingError)):
+            with suppress(OSError):  # then the next start meets the damage as this one has
+                await whole(lambda: mark_unusable(node.files, node.options.data_dir, str(error)))
+        node.fail(reason)
+
     def worked(self) -> None:
         """Reset the pause: the store has flushed everything, so the next failure is a new one."""
         self._pause_s = _PAUSE_S
@@ -162,7 +180,7 @@ class Healing:
             # Damage, or a state that differs from the one that answered requests. Trying again
             # would not help, and going on could serve wrong data.
             except (StoreCorruptError, StoreMissingError, LogRottenError, RuntimeError) as error:
-                self._node.fail(f"the store cannot be reopened: {error}")
+                await self._end(f"the store cannot be reopened: {error}", error)
                 return
             except (OSError, StoreError) as error:
                 self._note(error)

@@ -522,9 +522,6 @@ class StorageNode:
 
     def _store_failed(self, error: Exception) -> None:
         self._write_seen.set()
-        if not isinstance(error, (OSError, StoreFailedError)):
-            self.fail(f"the store failed: {error!r}")
-            return
         self.healing.fail_store(error)
 
     def fail(self, reason: str) -> None:

@@ -8,6 +8,8 @@ begins as one whose folder was lost.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -21,7 +23,9 @@ from contrail_storage.disk.node_file import (
     NodeIdentity,
     Stage,
     load_identity,
+    read_node_file,
     save_identity,
+    write_node_file,
 )
 from contrail_storage.options import Cluster, NodeOptions
 from contrail_storage.repair.open_damaged import DAMAGED, Folder, Node, keyring_of
@@ -30,6 +34,7 @@ from contrail_storage.repair.swap import CHECKPOINTS_NAME, STORE_NAME, begin_mak
 from contrail_storage.replica.raft_port import SUSPECT
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.store.sealed_store import SealedStore, Store
+from contrail_storage.store.store_errors import StoreCorruptError
 from contrail_storage.upkeep.checkpointer import DataLostError
 from contrail_storage.wal.log_state import RESTORING, list_segments
 from contrail_storage.wal.replay import RecoveredGroup, replay
@@ -37,6 +42,8 @@ from contrail_storage.wal.replay import RecoveredGroup, replay
 _LOG: Final = "log"
 _STORE: Final = "store"
 _FOLDER: Final = "folder"
+_UNUSABLE: Final = "unusable"
+"""A file in the store's folder, so that it goes where the store goes."""
 _NOWHERE: Final = 0, 0
 """Index and term of a group that has applied nothing."""
 _NO_ENTRY: Final = 1 << 63
@@ -54,6 +61,7 @@ def open_among_others(
     told: dict[str, str] = {}
     while True:
         try:
+            _check_usable(files, options.data_dir)
             return read(), "; ".join(told.values())
         except DAMAGED as error:
             only_log = isinstance(error, DataLostError) and error.store_is_whole
@@ -66,6 +74,22 @@ def open_among_others(
                 part = _FOLDER
                 _begin_anew(options, files, error)
             told[part] = f"the {part} was damaged and is set aside: {error}"
+
+
+def mark_unusable(files: Files, data_dir: Path, reason: str) -> None:
+    """Let the next start set the store aside, because a file of it is damaged. Blocks; OSError.
+
+    Not every start would notice: the damage shows when the file is to be compacted.
+    """
+    write_node_file(files, data_dir / STORE_NAME / _UNUSABLE, reason.encode())
+
+
+def _check_usable(files: Files, data_dir: Path) -> None:
+    """Raise StoreCorruptError, or NodeFileDamagedError, if the store was marked."""
+    mark = data_dir / STORE_NAME / _UNUSABLE
+    with suppress(FileNotFoundError):
+        if _UNUSABLE in files.list_names(mark.parent):
+            raise StoreCorruptError(read_node_file(files, mark).decode())
 
 
 class _Mending:
