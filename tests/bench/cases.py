@@ -446,10 +446,9 @@ _CLUSTER: Final = (
     ),
     Case(
         "cluster-shards",
-        "3 replicas: batches of 1,000, msgpack, 4 connections, to 3 shards led by 3 nodes",
+        "3 replicas: batches of 1,000, msgpack, 16 connections, to 3 shards led by 3 nodes",
         "msg/s",
         cases_cluster.shards,
-        beside=(Beside("cluster-1000", 1, "one shard"),),
     ),
     Case(
         "cluster-kill",
