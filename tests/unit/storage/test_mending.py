@@ -92,6 +92,12 @@ def flip_on_disk(node: StorageNode, seq: int) -> None:
     store.write([("put", key, value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :])])
 
 
+def remove(node: StorageNode, seq: int) -> None:
+    """Remove the block with a sequence from the store alone."""
+    raw_store(node).write([("delete", block_key(node, seq))])
+    forget(node, seq)
+
+
 def forget(node: StorageNode, seq: int) -> None:
     node.blocks.discard(shard_of(node).machine.shard_id, keys.last_number(block_key(node, seq), 8))
 
@@ -164,6 +170,21 @@ def test_reader_gets_its_answer_and_the_disk_the_block(
     asyncio.run(scene())
 
 
+def test_reader_of_a_block_that_is_gone_gets_its_answer_too(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            group = await filled(nodes)
+            node = nodes[nodes.leader(group)]
+            for use in (get, get_range):
+                remove(node, 150)
+                await use(LocalLink(node), "")
+                await stored(node, 150)
+            assert node.catching_up.mends.mended == 2
+            assert is_whole(nodes)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("leads", [False, True])
 def test_scrub_replaces_what_it_cannot_read(tmp_path: Path, leads: bool) -> None:
     async def scene() -> None:
@@ -174,8 +195,7 @@ def test_scrub_replaces_what_it_cannot_read(tmp_path: Path, leads: bool) -> None
             node = nodes[name]
             flip(node, 1)
             flip(node, COUNT)
-            raw_store(node).write([("delete", block_key(node, 150))])
-            forget(node, 150)
+            remove(node, 150)
             await node.scrubber.round()
             assert (node.scrubber.counts.damaged, node.catching_up.mends.mended) == (3, 3)
             for seq in (1, 150, COUNT):

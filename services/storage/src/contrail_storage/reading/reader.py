@@ -118,7 +118,7 @@ class Reader:
         self, shard: Shard, find: Callable[[Directory], int], of_seq: int | None = None
     ) -> Block | None:
         shard_id = shard.machine.shard_id
-        for _ in range(_RETRIES):
+        for attempt in range(_RETRIES):
             directory = self._blocks.directory(shard_id)
             position = find(directory)
             if not 0 <= position < len(directory):
@@ -140,7 +140,9 @@ class Reader:
                     return block
                 # The store was opened again and may have other blocks now: look again.
             except BlockMissingError:
-                continue  # merged or trimmed while it was read: look again
+                # Merged or trimmed while it was read: look again. In the end it may be lost.
+                if attempt == _RETRIES - 2:
+                    await self.mend(shard, base_seq)
             except (BlockCorruptError, StoreCorruptError) as error:
                 if not await self.mend(shard, base_seq):
                     raise self.damage(shard, base_seq, error) from error
