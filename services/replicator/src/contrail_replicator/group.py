@@ -239,11 +239,11 @@ class RaftGroup:
         """Note that the log's first `position` records of this group are durable, up to `index`."""
         if self._running:
             self._journal.handle_durable(position, index)
-            self._core.handle_durable()
             if self._alone:
-                self._core.tick()
+                self._core.commit_alone()
                 self._settle()
             else:
+                self._core.handle_durable()
                 self._go_on()
 
     def tick(self) -> None:

@@ -299,6 +299,15 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             for peer, message in self._barrier.release(self._journal.durable_position, self.term()):
                 self._send_to_peer(peer, message)
 
+    def commit_alone(self) -> None:
+        """Commit what is durable, if this member is the only one and leads."""
+        # What the library's rule comes to without peers. Entries of earlier terms are committed by
+        # the first one of this term, so that is durable first.
+        if self._SyncObj__raftState == library.LEADER:
+            durable = self._journal.durable_index
+            if self._SyncObj__raftCommitIndex < durable >= self.first_index_of_term():
+                self._SyncObj__raftCommitIndex = durable
+
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
         if connected:
