@@ -58,12 +58,11 @@ class LogGroup:
     ended: bool = False
 
 
-@dataclass(slots=True)
-class LogBatch:
+class LogBatch(msgspec.Struct, eq=False):
     """Records of one write: `count` of them, and the `changes` by group, in order."""
 
-    parts: list[bytes] = field(default_factory=list)
-    changes: dict[int, list[Change]] = field(default_factory=dict)
+    parts: list[bytes] = []
+    changes: dict[int, list[Change]] = {}
     size: int = 0
     count: int = 0
 
