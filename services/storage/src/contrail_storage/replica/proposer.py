@@ -42,6 +42,7 @@ from contrail_storage.replica.entries import (
     not_logged,
     overloaded,
 )
+from contrail_storage.replica.one_message import entry_of_one
 from contrail_storage.replica.raft_port import no_leader
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
@@ -276,8 +277,13 @@ class Proposer:
 
     def _next_entry(self) -> tuple[EntryContext, list[Part]]:
         """Return the next entry, and its commands in the form in which they are encoded."""
-        entry = EntryBuilder(self.log_time_ns(), self.applied.hash_key, self.skipped_ns())
-        queue = self._queue
+        queue, time_ns, skipped_ns = self._queue, self.log_time_ns(), self.skipped_ns()
+        if len(queue) == 1 and isinstance(queue[0], AppendRequest):
+            made = entry_of_one(queue[0], time_ns, skipped_ns)
+            if made is not None:
+                self._queue_bytes -= queue.popleft().size
+                return made
+        entry = EntryBuilder(time_ns, self.applied.hash_key, skipped_ns)
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
             request = queue[0]
             # A large command goes alone, so that small requests do not wait for its bytes.

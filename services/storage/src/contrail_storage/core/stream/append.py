@@ -23,6 +23,7 @@ from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Result, Step
 from contrail_storage.core.stream import ttl
+from contrail_storage.core.stream.append_one import append_one
 from contrail_storage.core.stream.capacity import CapacityCheck
 from contrail_storage.core.stream.coverage import Coverage
 from contrail_storage.core.stream.last_matches import LastMatches
@@ -43,12 +44,16 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
     config = state.shard_config
     if config.sealed:
         return Refused(errors.STREAM_SEALED.code)
-    if not command.is_sound():
-        return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
-    # Before the other checks: the batch is refused as a whole, and no message has a verdict.
-    if command.atomic and not config.allow_atomic:
-        return Refused(errors.ATOMIC_DISABLED.code)
-    appended, block = _append(state, step, config, command)
+    block = append_one(state, step, config, command)
+    if block is not None:
+        appended = Appended(block.base_seq, 1)
+    else:
+        if not command.is_sound():
+            return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")
+        # Before the other checks: the batch is refused as a whole, and no message has a verdict.
+        if command.atomic and not config.allow_atomic:
+            return Refused(errors.ATOMIC_DISABLED.code)
+        appended, block = _append(state, step, config, command)
     if block is not None:
         step.writes.blocks.append((state.shard_id, block))
         if config.max_msgs_per_subject >= 0 or state.is_over(config):

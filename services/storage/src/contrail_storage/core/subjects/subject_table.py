@@ -235,14 +235,17 @@ class SubjectTable:
 
     def add_one(self, subject: str, seq: int, step: Step) -> int:
         """Count one message of a subject; return its number. A new subject gets it now."""
-        sid = self.number(subject)
-        at = self.numbered.slot(sid)
+        sid = self.ids.get(subject)
+        if sid is None:
+            sid = self._register(subject)
+        numbered = self.numbered
+        at = numbered.slot(sid)
         if self.counts[at] == 0:
             self.first[at] = seq
         self.last[at] = seq
         self.counts[at] += 1
         self._delta_of_one(sid, at, step)
-        if self.size > self._crowded_from:
+        if numbered.texts.size > self._crowded_from:
             self._trim()
         return sid
 

@@ -1,0 +1,157 @@
+"""A message that comes alone is logged and applied as it would be among others.
+
+Proposing and applying have a short way for it. Both must leave exactly what the general way leaves,
+whatever the message, the stream and its state.
+"""
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from contrail_common.columns.blocks import MessageColumns, encode_block
+from contrail_common.columns.header_columns import UniformHeaders
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_common.texts import Texts
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.entry_codec import decode_entry, encode_parts
+from contrail_storage.core.results import Result, Step, Writes
+from contrail_storage.core.stream.append_one import append_one
+from contrail_storage.core.stream.stream_machine import StreamMachine
+from contrail_storage.replica.entries import AppendRequest, EntryBuilder
+from contrail_storage.replica.one_message import entry_of_one
+from tests.unit.storage.machine_rig import (
+    SHARD,
+    Message,
+    RowStore,
+    Shelf,
+    append_of,
+    configure,
+    consumer_config,
+    picture,
+)
+from tests.unit.storage.test_entry_sizes import KEY, NOW_NS, published
+
+HOUR_NS = 3_600 * 10**9
+
+subjects = st.sampled_from(["a.b", "a.c", "a.ä", "other"])
+headers = st.none() | st.dictionaries(
+    st.sampled_from(["H", "Content-Type", "ä"]),
+    st.lists(st.sampled_from(["", "v", "text/plain", "ö"]), max_size=2),
+    max_size=2,
+)
+messages = st.builds(Message, subjects, st.binary(max_size=8), headers)
+usual = st.builds(lambda message: append_of([message]), messages)
+others = st.builds(
+    append_of,
+    st.lists(st.builds(Message, subjects, st.binary(max_size=8), headers), min_size=2, max_size=3),
+)
+with_ids = st.builds(
+    lambda subject, msg_id: append_of([Message(subject, b"x", msg_id=msg_id)]),
+    subjects,
+    st.sampled_from(["one", "two"]),
+)
+offsets = st.sampled_from([b"", bytes(4), bytes(8), b"\0\0\0\0\2\0\0\0", b"\1\0\0\0\2\0\0\0"])
+texts = st.builds(Texts, offsets, st.sampled_from([b"", b"ab", b"\xff\xff", "ä".encode()]))
+columns = st.builds(
+    MessageColumns,
+    st.integers(-1, 2),
+    offsets,
+    st.sampled_from([b"", b"xy"]),
+    st.none() | st.builds(UniformHeaders, texts, texts),
+)
+broken = st.builds(
+    cmd.Append,
+    st.lists(subjects, max_size=2),
+    st.sampled_from([b"", bytes(4), bytes(8), b"\1\0\0\0"]),
+    columns,
+    atomic=st.booleans(),
+)
+configs = st.builds(
+    StreamConfig,
+    name=st.just("S"),
+    subjects=st.sampled_from([("a.>",), (), ("a.b",)]),
+    retention=st.sampled_from(["limits", "interest"]),
+    max_msgs=st.sampled_from([-1, 2]),
+    max_bytes=st.sampled_from([-1, 20]),
+    max_msg_size=st.sampled_from([-1, 5]),
+    max_msgs_per_subject=st.sampled_from([-1, 1]),
+    discard=st.sampled_from(["old", "old", "new"]),
+    sealed=st.booleans(),
+    shards=st.sampled_from([1, 2]),
+)
+
+
+class Applied:
+    """A machine and everything that its entries have written."""
+
+    def __init__(self) -> None:
+        self.shelf, self.store = Shelf(), RowStore()
+        self.machine = StreamMachine(SHARD, self.shelf)
+        self.index = 0
+
+    def apply(self, *commands: cmd.Command) -> tuple[list[Result], list[object]]:
+        """Apply one entry: its results, and what it writes."""
+        self.index += 1
+        writes, now_ns = Writes(), NOW_NS + self.index * HOUR_NS
+        results = [self.machine.apply(self.index, now_ns, one, writes) for one in commands]
+        self.store.write(writes.rows)
+        stored: list[object] = []
+        for _, block in writes.blocks:
+            self.shelf.add(block)
+            stored += [encode_block(block, self.index), block.sizes().tolist()]
+        return results, [*writes.rows, *stored, writes.trimmed, writes.reached]
+
+
+def generally(command: cmd.Command) -> cmd.Command:
+    """The same command, for which there is no short way: roll-ups are asked for, though none is."""
+    if isinstance(command, cmd.Append) and command.rollups is None:
+        return msgspec.structs.replace(command, rollups={})
+    return command
+
+
+@given(configs, st.lists(st.lists(usual | others | with_ids | broken, min_size=1, max_size=3)))
+@example(StreamConfig(name="S", subjects=("a.>",)), [[append_of([Message("a.b")])]] * 3)
+def test_one_message_is_applied_as_the_general_way_applies_it(
+    config: StreamConfig, entries: list[list[cmd.Append]]
+) -> None:
+    short, general = Applied(), Applied()
+    first = [configure(config), cmd.PutConsumer(consumer_config("C", filter_subjects=("a.b",)), 0)]
+    assert short.apply(*first) == general.apply(*first)
+    for entry in entries:
+        assert short.apply(*entry) == general.apply(*map(generally, entry))
+        assert picture(short.machine, ["one"]) == picture(general.machine, ["one"])
+        assert short.store.rows == general.store.rows
+
+
+def test_the_usual_message_takes_the_short_way() -> None:
+    applied = Applied()
+    applied.apply(configure(StreamConfig(name="S", subjects=("a.>",))))
+    applied.apply(append_of([Message("a.b")]))  # finds out what the stream captures
+    machine = applied.machine
+    step = Step(applied.index + 1, NOW_NS, Writes())
+    command = append_of([Message("a.b", b"x", {"Content-Type": ["text/plain"]})])
+    assert append_one(machine, step, machine.shard_config, generally(command)) is None
+    block = append_one(machine, step, machine.shard_config, command)
+    assert block is not None
+    assert block.base_seq == machine.counters.last_seq == 2
+
+
+@given(published)
+@example(PublishMessage("a.b", None, b"x"))
+@example(PublishMessage("a.b", {"Content-Type": ["text/plain"]}, b"x"))
+def test_one_message_is_logged_as_an_entry_builder_logs_it(message: PublishMessage) -> None:
+    request = AppendRequest(SHARD, message, lambda _: None)
+    made = entry_of_one(request, NOW_NS, 5)
+    if made is None:
+        assert not request.taken
+        conditions = (message.expected, message.rollup, message.ttl_ns)
+        assert message.msg_id or any(one is not None for one in conditions)
+        return
+    builder = EntryBuilder(NOW_NS, lambda _: KEY, 5)
+    builder.take(AppendRequest(SHARD, message, lambda _: None))
+    context, parts = builder.finish()
+    assert made[0].entry == context.entry
+    data = encode_parts(NOW_NS, made[1], 5)
+    assert data == encode_parts(NOW_NS, parts, 5)
+    assert decode_entry(data) == made[0].entry
+    assert request.taken == request.count == 1
