@@ -157,7 +157,7 @@ class GroupJournal:
         if position < self._cut_position:
             index = min(index, self._cut_index)
         # After `reset`, what is on its way to the disk may end before the new base.
-        self.durable_index = max(index, self.anchor_index)
+        self.durable_index = max(index, self._entries[0][1])
 
     def save_flags(self, flags: int) -> None:
         """Record the flags of the hard state."""

@@ -1,7 +1,8 @@
 """What is proposed to a group, and what becomes of it."""
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 MAX_ENTRY_BYTES: Final = 4 << 20
 
@@ -14,8 +15,7 @@ class GroupBusyError(Exception):
     """Nothing was appended: too many bytes wait to be committed, or the leader is handing over."""
 
 
-@dataclass(slots=True)
-class CommittedEntry:
+class CommittedEntry(msgspec.Struct, eq=False):
     """An entry to apply. `data` is empty for a leader's first entry of its term.
 
     `context` is the argument of `propose`. It is None on all nodes but the proposing one, and there
@@ -28,8 +28,7 @@ class CommittedEntry:
     context: object | None
 
 
-@dataclass(slots=True)
-class Proposal:
+class Proposal(msgspec.Struct, eq=False):
     """An entry that this node has proposed and whose outcome its owner waits for."""
 
     term: int

@@ -227,8 +227,7 @@ def blanks(count: int) -> MessageColumns:
     return MessageColumns(count, bytes(4 * (count + 1)), b"")
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False):
     """A run of messages with consecutive sequences from ``base_seq`` on, in columns."""
 
     base_seq: int
@@ -260,7 +259,7 @@ class Block:
         # A message takes 8 bytes for its time and 4 for its subject number.
         size = _HEADER.size + 12 * columns.count + len(columns.offsets) + len(columns.payload)
         if columns.headers is not None:
-            size += sum(map(len, _header_parts(columns.headers)))
+            size += _header_bytes(columns.headers)
         if columns.seals is not None:
             size += len(columns.seals.keys) + len(columns.seals.sizes)
         return size
@@ -402,6 +401,15 @@ def _header_parts(headers: AnyHeaders) -> list[bytes]:
         headers.names,
         headers.texts,
     ]
+
+
+def _header_bytes(headers: AnyHeaders) -> int:
+    """The bytes of :func:`_header_parts`."""
+    if isinstance(headers, UniformHeaders):
+        names, values = headers.names, headers.values
+        size = len(names.offsets) + len(values.offsets) + len(names.heap) + len(values.heap)
+        return _HEADER_SIZES.size + size
+    return sum(map(len, _header_parts(headers)))
 
 
 class _Body(NamedTuple):

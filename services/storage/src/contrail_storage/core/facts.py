@@ -5,9 +5,9 @@ subjects, sizes and times. These are in the blocks and are the same on every rep
 stays deterministic. For messages that are not written yet, the port answers from memory.
 """
 
-from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,8 +18,7 @@ _SPAN_MAX: Final = 1 << 24
 """Numbers between the lowest and the highest of a :class:`SubjectSet` with a mark for each."""
 
 
-@dataclass(slots=True, eq=False)
-class SubjectFacts:
+class SubjectFacts(msgspec.Struct, eq=False):
     """Subject numbers and sizes in bytes of consecutive sequences from ``base_seq`` on.
 
     Sequences without a message have any values. The caller knows which messages are live.
@@ -35,8 +34,7 @@ class SubjectFacts:
         return self.base_seq + len(self.sizes)
 
 
-@dataclass(slots=True, eq=False)
-class MessageFacts(SubjectFacts):
+class MessageFacts(SubjectFacts, eq=False):
     """Also the times of these messages."""
 
     times_ns: I64Array

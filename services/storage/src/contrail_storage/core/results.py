@@ -1,7 +1,6 @@
 """The results of ``apply``: a result per command, rows to write, and effects for the leader."""
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -17,8 +16,7 @@ Row = (
 """One change of the store, as the store takes it."""
 
 
-@dataclass(slots=True, frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A refusal: an error code of the registry and a sentence.
 
     For a configuration, ``problem`` has the field, and tells apart errors that share a code.
@@ -36,8 +34,7 @@ class Refused:
         return cls(problem.spec.code, problem.message, problem)
 
 
-@dataclass(slots=True, frozen=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """Outcome of an append of ``count`` messages.
 
     Without ``exceptions``, message i got sequence ``first_seq + i``. Otherwise ``exceptions`` maps
@@ -50,31 +47,27 @@ class Appended:
     exceptions: dict[int, "Refused | int"] | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True):
     """Number of messages removed; ``more`` asks for another entry to continue."""
 
     count: int
     more: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """A command without a value took effect; ``changed`` is False when there was nothing to do."""
 
     changed: bool = True
 
 
-@dataclass(slots=True, frozen=True)
-class ConsumerPut:
+class ConsumerPut(msgspec.Struct, frozen=True):
     """A consumer was created, or changed in place."""
 
     consumer_id: int
     created: bool
 
 
-@dataclass(slots=True, frozen=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True):
     """The shard id of a reserved stream, the first of its shards."""
 
     shard_id: int
@@ -83,7 +76,7 @@ class Reserved:
 Result = Refused | Appended | Removed | Done | ConsumerPut | Reserved
 
 
-class Mark(NamedTuple):
+class Mark(msgspec.Struct, frozen=True, gc=False):
     """The extent of an entry's writes before a command for ``shard_id``, to roll back to."""
 
     shard_id: int
@@ -93,8 +86,7 @@ class Mark(NamedTuple):
     reached: int | None
 
 
-@dataclass(slots=True)
-class Writes:
+class Writes(msgspec.Struct, eq=False):
     """Everything that one entry changes in the store: rows, new blocks, and heads to drop.
 
     ``trimmed`` maps a shard to its first kept sequence; blocks that end below it may be removed.
@@ -103,12 +95,12 @@ class Writes:
     name its stream.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    blocks: list[tuple[int, Block]] = field(default_factory=list)
-    trimmed: dict[int, int] = field(default_factory=dict)
-    reached: dict[int, int] = field(default_factory=dict)
-    dropped: list[int] = field(default_factory=list)
-    advisories: list[Advisory] = field(default_factory=list)
+    rows: list[Row] = []
+    blocks: list[tuple[int, Block]] = []
+    trimmed: dict[int, int] = {}
+    reached: dict[int, int] = {}
+    dropped: list[int] = []
+    advisories: list[Advisory] = []
 
     def mark(self, shard_id: int) -> Mark:
         """A mark before a command for ``shard_id``, to roll back to."""

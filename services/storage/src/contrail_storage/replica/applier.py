@@ -39,6 +39,7 @@ from contrail_storage.core.entry_codec import decode_entry, entry_crc
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result, Writes
+from contrail_storage.core.stream.shard_state import Counters
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.changes import Changes
@@ -223,24 +224,34 @@ class Applier:
         """Extend the group's digest by an entry that was applied."""
         if keys.is_in_memory(job.group):
             return
-        touched = {shard_id: self.shards.get(shard_id) for shard_id, _ in entry.commands}
-        counters = [(at, one.machine.counters) for at, one in touched.items() if one is not None]
+        counters: dict[int, Counters] = {}
+        for shard_id, _ in entry.commands:
+            shard = self.shards.get(shard_id)
+            if shard is not None:
+                counters[shard_id] = shard.machine.counters
         before = self.chains.get(job.group, NO_CHAIN)
-        digest = next_digest(before.digest, job.index, job.term, entry_crc(data), results, counters)
+        digest = next_digest(
+            before.digest, job.index, job.term, entry_crc(data), results, counters.items()
+        )
         time_ns = max(before.time_ns, entry.time_ns)
         self.chains[job.group] = job.chain = Chain(time_ns, digest, entry.skipped_ns)
 
     def _advance(self, writes: Writes) -> None:
         """Let readers see the appended messages."""
-        for shard_id in {shard_id for shard_id, _ in writes.blocks} | writes.reached.keys():
-            shard = self.shards.get(shard_id)
-            if shard is None:
-                continue
-            last_seq = shard.machine.counters.last_seq
-            if last_seq > shard.applied_seq:
-                shard.applied_seq = last_seq
-                if shard.listeners:
-                    shard.notify()
+        for shard_id, _ in writes.blocks:
+            self._advance_shard(shard_id)
+        for shard_id in writes.reached:
+            self._advance_shard(shard_id)
+
+    def _advance_shard(self, shard_id: int) -> None:
+        shard = self.shards.get(shard_id)
+        if shard is None:
+            return
+        last_seq = shard.machine.counters.last_seq
+        if last_seq > shard.applied_seq:
+            shard.applied_seq = last_seq
+            if shard.listeners:
+                shard.notify()
 
     def flush(self) -> None:
         """Hand all waiting jobs to the store's writer now."""

@@ -13,7 +13,6 @@ import asyncio
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
@@ -197,8 +196,7 @@ def _for_each(done: Done, outcome: Outcome) -> None:
         done([result for run in outcome for result in run.each()])
 
 
-@dataclass(slots=True, eq=False)
-class CommandRequest:
+class CommandRequest(msgspec.Struct, eq=False):
     """A command that is not an append, in its logged form, with the future of its result."""
 
     shard_id: int
@@ -232,8 +230,7 @@ class CommandRequest:
             self.future.set_exception(error)
 
 
-@dataclass(slots=True, eq=False)
-class Span:
+class Span(msgspec.Struct, eq=False):
     """Messages of one request within one append command."""
 
     request: AppendRequest
@@ -251,15 +248,13 @@ Part = tuple[int, Command | msgspec.Raw]
 """A shard and a command for it, which may be encoded already."""
 
 
-@dataclass(slots=True, frozen=True)
-class Unapplied:
+class Unapplied(msgspec.Struct, frozen=True):
     """The result of a command whose shard stopped before it: the command is logged, not applied."""
 
     reason: str
 
 
-@dataclass(slots=True, eq=False)
-class EntryContext:
+class EntryContext(msgspec.Struct, eq=False):
     """An entry that this node proposed, and the waiter of each of its commands.
 
     ``entry`` is None if it is to be decoded from the log's bytes, as other members do.
@@ -267,7 +262,7 @@ class EntryContext:
 
     entry: Entry | None
     waiters: list[Waiter]
-    begun: float = field(default_factory=perf_counter)
+    begun: float = msgspec.field(default_factory=perf_counter)
 
     def resolve(self, results: Sequence[Result | Unapplied]) -> None:
         """Hand the results of the entry's commands to the waiters."""

@@ -10,8 +10,9 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import Final, Protocol
+
+import msgspec
 
 from contrail_common.columns.blocks import (
     Block,
@@ -67,8 +68,7 @@ _Stored = bytes | StoreCorruptError | None
 """A value of the store, None where there is none, or why it cannot be read."""
 
 
-@dataclass(slots=True, frozen=True)
-class BlockSpan:
+class BlockSpan(msgspec.Struct, frozen=True, gc=False):
     """An entry of the directory: the sequences of a block, its bytes, and its last time.
 
     ``bytes`` is the size in memory, before compression.
@@ -296,7 +296,8 @@ class Directory:
 
 def span_of(block: Block) -> BlockSpan:
     """The directory entry of ``block``."""
-    return BlockSpan(block.base_seq, block.count, block.stored_bytes, int(block.times_ns[-1]))
+    count = block.columns.count
+    return BlockSpan(block.base_seq, count, block.stored_bytes, int(block.times_ns[-1]))
 
 
 def index_row(span: BlockSpan) -> bytes:
