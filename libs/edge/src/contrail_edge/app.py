@@ -23,6 +23,7 @@ from contrail_edge.http.requests import REQUEST_KEY, ClientGoneError, EdgeState,
 from contrail_edge.http.responses import Answer, Header, Response
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.inputs.paths import canonical_path, split_path
+from contrail_edge.known_heads import KnownHeads
 from contrail_edge.metrics import UNMATCHED, EdgeMetrics
 from contrail_edge.probes import Probes
 from contrail_edge.routing import EdgeModule, Elsewhere, PathTable, Route
@@ -118,6 +119,8 @@ class EdgeApp:
         self._direct_targets: dict[bytes, dict[bytes, DirectTarget | None]] = {
             b"GET": {}, b"POST": {},
         }  # fmt: skip
+        self.known_heads = KnownHeads()
+        """The heads of requests that the protocol has answered itself."""
         # The FastAPI application; None until the loader thread has set it, which it does once.
         self._declared: DeclaredRoutes | None = None
         # Held while a thread makes the document, which is made once and takes longer than a step.

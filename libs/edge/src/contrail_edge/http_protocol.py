@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.app import EdgeApp
-from contrail_edge.direct import DirectExchange
+from contrail_edge.direct import DirectExchange, DirectTarget
 from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.headers import X_REQUEST_ID, elements
@@ -130,11 +130,34 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if self._refused:
             # Nobody knows where the next request begins: these bytes may be the refused body.
             return
-        if self._begun or self._body_open:
+        # After a direct answer, nothing of the next request has arrived.
+        if self._idle_since is not None and self._answer_known(data):
+            return
+        before, whole = self._direct, not (self._begun or self._body_open)
+        if not whole:
             self._unparsed += len(data)
             self._progress_at = self.loop.time()
             self._window_bytes += len(data)
         self._unset_keepalive_if_required()
+        if not self._parse(data):
+            return
+        direct = self._direct
+        if whole and direct is not None and direct is not before:
+            self.edge.known_heads.learn(data, direct)
+        if self._part_ended and self._deadline is not None:
+            self._disarm()
+        self._part_ended = False
+        if self._head_open or self._body_open:
+            waiting = True
+        else:
+            # No deadline while the application works, or after a direct answer, which has a timer
+            # of its own. Bytes that begin no request (CRLF) have stopped uvicorn's timer, however.
+            waiting = self._idle_since is None and self.cycle.response_complete
+        if waiting and not self._too_much_unparsed() and self._deadline is None:
+            self._arm()
+
+    def _parse(self, data: bytes) -> bool:
+        """Feed the parser; False if the connection is refused, or a socket has taken it."""
         left = memoryview(data)
         parsed = offered = False
         while not parsed:
@@ -148,7 +171,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 left = left[upgrade.args[0] :]
                 if self._endpoint is not None:
                     self._open_socket(self._endpoint, bytes(left))
-                    return
+                    return False
                 offered = True
             except httptools.HttpParserError as error:
                 # The parser wraps errors that its callbacks raise.
@@ -156,18 +179,42 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 if not isinstance(refusal, ApiError):
                     refusal = bad_request("the request is not valid HTTP/1.1")
                 self._refuse(refusal)
-                return
-        if self._part_ended and self._deadline is not None:
-            self._disarm()
-        self._part_ended = False
-        if self._head_open or self._body_open:
-            waiting = True
-        else:
-            # No deadline while the application works, or after a direct answer, which has a timer
-            # of its own. Bytes that begin no request (CRLF) have stopped uvicorn's timer, however.
-            waiting = self._idle_since is None and self.cycle.response_complete
-        if waiting and not self._too_much_unparsed() and self._deadline is None:
-            self._arm()
+                return False
+        return True
+
+    def _answer_known(self, data: bytes) -> bool:
+        """Answer a whole request whose head is known, without the parser; False if it is not.
+
+        The parser stays between two requests. Nothing has changed if the answer is False.
+        """
+        found = self.edge.known_heads.split(data)
+        if found is None or self.flow.write_paused:
+            return False
+        known, body = found
+        request = Request(known.scope, no_more, self.edge.state)
+        try:
+            request.hold(len(body))
+        except ApiError:
+            return False  # refused in the usual way
+        self._idle_since = None
+        self._request = request
+        exchange = self._exchange(request, known.target, keep_alive=True)
+        exchange.body = body
+        self._direct = exchange
+        exchange.more_body = request.body_pending = False
+        self.edge.answer_directly(exchange)
+        return True
+
+    def _exchange(
+        self, request: Request, target: DirectTarget, *, keep_alive: bool
+    ) -> DirectExchange:
+        """Make the exchange of a request the current cycle."""
+        headers = self.server_state.default_headers
+        exchange = DirectExchange(
+            request, target, self.transport, headers, keep_alive, self._on_direct_answer
+        )
+        self._running = self.cycle = exchange  # type: ignore[assignment]
+        return exchange
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
@@ -306,16 +353,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return None
         if direct.types and headers.get(b"content-type") not in direct.types:
             return None
-        exchange = DirectExchange(
-            request,
-            target,
-            self.transport,
-            self.server_state.default_headers,
-            self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive(),
-            self._on_direct_answer,
-        )
-        self._running = self.cycle = exchange  # type: ignore[assignment]
-        return exchange
+        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        return self._exchange(request, target, keep_alive=keep_alive)
 
     def _on_direct_answer(self) -> None:
         """Do what uvicorn does after an answer, with one timer for many requests."""

@@ -1,0 +1,190 @@
+"""A head that was parsed once is not parsed again, and no answer shows it."""
+
+import asyncio
+import random
+import re
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import pytest
+import uvloop
+
+from contrail_edge import known_heads
+from contrail_edge.direct import DirectExchange
+from contrail_edge.http_protocol import EdgeHttpProtocol
+from contrail_edge.known_heads import KnownHeads
+from contrail_edge.server import EdgeServer
+from tests.unit.edge.edge_rig import Edge
+from tests.unit.edge.edge_serving import SOON_S, serving, wait_until
+
+_HOST: Final = b"Host: localhost"
+
+
+def post(body: bytes, *lines: bytes, subject: bytes = b"a.b") -> bytes:
+    """A publish of ``body``."""
+    head = [b"POST /v1/subjects/" + subject + b"/messages HTTP/1.1", _HOST]
+    return b"\r\n".join([*head, b"Content-Length: %d" % len(body), *lines, b"", body])
+
+
+_REQUESTS: Final = [
+    post(b"one"),
+    post(b"two"),
+    post(b""),
+    post(b"GET / HTTP/1.1\r\n\r\n"),
+    post(b"longer", subject=b"a.c"),
+    post(b"x", b"Content-Type: text/plain"),
+    post(b"x", b"Nats-Msg-Id: 7"),
+    post(b"x", b"X-Request-Id: mine"),
+    post(b"x", b"Nats-TTL: never mind"),
+    post(b"x", b"Bad Header: x"),
+    post(b"x", b"Host: another"),
+    post(b"x", b"Origin: http://elsewhere"),
+    post(b"x", b"Connection: close"),
+    post(b"x", b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AA"),
+    post(b"x", b"Content-Encoding: gzip"),
+    post(b"x", subject=b"b.unknown"),
+    post(b"x", subject=b"a.*"),
+    post(b"x").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    post(b"x").replace(b"/messages", b"/messages?ack=none"),
+    post(b"3\r\nabc\r\n0\r\n\r\n", b"Transfer-Encoding: chunked").replace(
+        b"Content-Length: 13\r\n", b""
+    ),
+    b"GET /livez HTTP/1.1\r\n" + _HOST + b"\r\n\r\n",
+    b"\r\n" + post(b"one"),
+    post(b"one") + post(b"two"),
+]
+
+
+_VARIED: Final = (b"x-request-id", b"date", b"content-length")
+"""Lines of answers that may differ; the length of a problem does by that of the request's id."""
+
+
+class _Never(KnownHeads):
+    """Knows no head: each request is parsed."""
+
+    def learn(self, data: bytes, exchange: DirectExchange) -> None:
+        """Forget it."""
+
+
+class _Client:
+    """Sends one request after the other, on a new connection when the server has closed one."""
+
+    def __init__(self, port: int, server: EdgeServer) -> None:
+        self._port, self._server = port, server
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def send(self, request: bytes, cut: int) -> list[bytes]:
+        """The answers to a request, which comes in two pieces if ``cut`` is inside of it."""
+        if self._streams is None:
+            await wait_until(lambda: not self._server.server_state.connections)
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        _, writer = self._streams
+        expected = 2 if request.count(b"Host: localhost") == 2 else 1
+        if cut:
+            writer.write(request[:cut])
+            await wait_until(self._has_begun)
+            request = request[cut:]
+        writer.write(request)
+        answers = [await self._answer()]
+        while self._streams is not None and len(answers) < expected:
+            answers.append(await self._answer())
+        return answers
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._streams is not None:
+            self._streams[1].close()
+
+    def _has_begun(self) -> bool:
+        [connection] = self._server.server_state.connections or [None]
+        return connection is not None and (connection._begun or connection._body_open)
+
+    async def _answer(self) -> bytes:
+        assert self._streams is not None
+        reader, writer = self._streams
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        if length is not None:
+            body = await reader.readexactly(int(length[1]))
+        else:
+            body = await reader.readuntil(b"0\r\n\r\n")
+        if b"connection: close" in head.lower():
+            writer.close()
+            self._streams = None
+        lines = [one for one in head.split(b"\r\n") if not one.lower().startswith(_VARIED)]
+        return b"\n".join([*lines, re.sub(rb'"request_id":"[^"]*"', b"", body)])
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    uvloop.run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_of_a_server_that_parses_every_head(seed: int) -> None:
+    chance = random.Random(seed)
+    requests = chance.choices(_REQUESTS, k=150)
+    # Nowhere, in the request line, or in the body of what is accepted.
+    cuts = [
+        chance.choice([0, 0, 3, 18, len(one) - 1 if one in _REQUESTS[:2] else 0])
+        for one in requests
+    ]
+
+    async def answered(edge: Edge) -> list[list[bytes]]:
+        async with serving(edge) as (port, server):
+            client = _Client(port, server)
+            answers = [await client.send(*each) for each in zip(requests, cuts, strict=True)]
+            client.close()
+            return answers
+
+    async def scenario() -> None:
+        knows, parses = Edge(), Edge()
+        parses.app.known_heads = _Never()
+        assert await answered(knows) == await answered(parses)
+        assert knows.link.published == parses.link.published
+
+    run(scenario())
+
+
+def test_a_known_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+    begin = EdgeHttpProtocol.on_message_begin
+
+    def on_message_begin(protocol: EdgeHttpProtocol) -> None:
+        begun.append(protocol)
+        begin(protocol)
+
+    monkeypatch.setattr(EdgeHttpProtocol, "on_message_begin", on_message_begin)
+
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, server):
+            client = _Client(port, server)
+            for body in (b"one", b"two", b"six", b"three"):
+                [answer] = await client.send(post(body), 0)
+                assert answer.startswith(b"HTTP/1.1 201")
+            client.close()
+        assert len(begun) == 2  # the first, and the one of another length
+        assert [one.payload for [one] in edge.link.published] == [b"one", b"two", b"six", b"three"]
+
+    run(scenario())
+
+
+def test_heads_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_heads, "_HEADS_MAX", 2)
+
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, server):
+            client = _Client(port, server)
+            for number in range(5):
+                await client.send(post(b"x", subject=b"a.%d" % number), 0)
+                assert 1 <= len(edge.app.known_heads) <= 2
+            long = post(b"x", b"H: " + bytes(1_024).replace(b"\0", b"v"))
+            once = [post(b"x", b"X-Request-Id: 1"), post(b"x", b"Nats-Msg-Id: 1"), long]
+            known = len(edge.app.known_heads)
+            for request in once:
+                await client.send(request, 0)
+                assert len(edge.app.known_heads) == known
+            client.close()
+
+    run(scenario())
