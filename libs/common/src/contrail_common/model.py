@@ -326,3 +326,13 @@ class PublishMessage(msgspec.Struct, array_like=True, gc=False):
     expected: Expected | None = None
     rollup: Rollup | None = None
     ttl_ns: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the message asks for nothing but to be stored."""
+        return (
+            not self.msg_id
+            and self.expected is None
+            and self.rollup is None
+            and self.ttl_ns is None
+        )

@@ -109,7 +109,8 @@ class DirectExchange:
         ]
         if not self.keep_alive:
             headers.append((b"connection", b"close"))
-        headers += self.request.cors_headers([name for name, _ in headers])
+        if self.request.state.cors.enabled:
+            headers += self.request.cors_headers([name for name, _ in headers])
         for name, value in headers:
             parts += (name, b": ", value, b"\r\n")
         parts.append(b"\r\n")

@@ -192,6 +192,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return False
         known, body = found
         request = Request(known.scope, no_more, self.edge.state)
+        request.prepared = known.prepared
         try:
             request.hold(len(body))
         except ApiError:

@@ -22,11 +22,15 @@ _ONCE: Final = (X_REQUEST_ID, b"traceparent", b"nats-")
 
 
 class KnownHead(msgspec.Struct, frozen=True, eq=False):
-    """What a head leads to, and the length of the body behind it. The scope must not change."""
+    """What a head leads to, and the length of the body behind it. Nothing of it must change.
+
+    ``prepared`` is what the handler has made of the head.
+    """
 
     scope: Scope
     target: DirectTarget
     length: int
+    prepared: object
 
 
 class KnownHeads:
@@ -64,4 +68,6 @@ class KnownHeads:
             return
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
-        self._heads[data[:end]] = KnownHead(request.scope, exchange.target, len(exchange.body))
+        self._heads[data[:end]] = KnownHead(
+            request.scope, exchange.target, len(exchange.body), request.prepared
+        )

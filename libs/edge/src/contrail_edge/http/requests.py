@@ -91,6 +91,7 @@ class Request:
         "headers",
         "method",
         "path_values",
+        "prepared",
         "raw_headers",
         "raw_path",
         "receive",
@@ -105,6 +106,8 @@ class Request:
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.headers: dict[bytes, bytes] = dict(self.raw_headers)
         self.path_values: dict[str, str] = {}
+        # What a direct handler has made of the head; it gets this again with the same head.
+        self.prepared: object = None
         # The request was HEAD, and is handled as GET: its answer has no body.
         self.head_only = False
         self.receive = receive

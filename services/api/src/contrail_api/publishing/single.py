@@ -235,11 +235,17 @@ class SinglePublish:
         self._link.publish_then(_BY_SUBJECT, [message], lambda outcome: reply(_answer(outcome)))
 
     def _message(self, request: Request, payload: bytes) -> PublishMessage:
+        prepared = request.prepared
+        if isinstance(prepared, PublishMessage) and len(payload) <= self._payload_bytes_max:
+            return PublishMessage(prepared.subject, prepared.headers, payload)
         headers = from_request(request.raw_headers)
         message = PublishMessage(request.path_values["subject"], headers, payload)
         candidate = checked(message, self._payload_bytes_max)
         if isinstance(candidate, ApiError):
             raise candidate
+        if candidate.is_plain:
+            # All other checks were of the head: only the payload of the next one may differ.
+            request.prepared = PublishMessage(message.subject, headers, b"")
         return candidate
 
     @staticmethod

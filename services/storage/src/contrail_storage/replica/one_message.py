@@ -21,13 +21,7 @@ def entry_of_one(
     None if the request is another one; nothing has changed then.
     """
     message = request.content
-    if (
-        not isinstance(message, PublishMessage)
-        or message.msg_id
-        or message.expected is not None
-        or message.rollup is not None
-        or message.ttl_ns is not None
-    ):
+    if not isinstance(message, PublishMessage) or not message.is_plain:
         return None
     payload, headers = message.payload, message.headers
     header_columns = headers_in_columns([headers]) if headers else None
