@@ -73,9 +73,9 @@ class GroupJournal:
     @property
     def flags(self) -> int:
         """Flags of the hard state; a flag that is taken away counts until that is durable."""
-        if not self.flags_are_durable:
-            return self._flags | self._old_flags
-        return self._flags
+        if self.durable_position >= self._flags_position:  # for each message and publish
+            return self._flags
+        return self._flags | self._old_flags
 
     @property
     def flags_are_durable(self) -> bool:

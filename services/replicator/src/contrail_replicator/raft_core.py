@@ -412,8 +412,11 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         commit = self._SyncObj__raftCommitIndex
         if self._journal.durable_index <= commit:
             return False
-        ahead: list[bool] = [one > commit for one in self._SyncObj__raftMatchIndex.values()]
-        return 2 * sum(ahead) >= len(ahead)
+        matched = self._SyncObj__raftMatchIndex.values()
+        ahead = 0
+        for one in matched:
+            ahead += one > commit
+        return 2 * ahead >= len(matched)
 
     def _put_off_election(self) -> None:
         """Note that the leader was heard."""

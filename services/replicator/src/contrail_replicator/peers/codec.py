@@ -115,7 +115,7 @@ def decode(kind: int, body: Bytes) -> Message:
     if len(body) != form.layout.size:
         raise FrameError(f"a frame of kind {kind} with {len(body)} bytes")
     values = form.layout.unpack(body)
-    _check_numbers(one for one in values if isinstance(one, int))
+    _check_numbers(values)
     return form.message(*values)
 
 
@@ -168,7 +168,7 @@ def _decode_append(body: Bytes) -> Append:
         raise FrameError("an append that is cut short") from error
     if at != len(body):
         raise FrameError("an append whose entries do not fill it")
-    _check_numbers(entry_term for entry_term, _ in entries)
+    _check_numbers([entry_term for entry_term, _ in entries])
     return Append(term, number, previous, previous_term, commit, tuple(entries))
 
 
@@ -220,7 +220,8 @@ def _records(layout: struct.Struct, body: Bytes) -> Iterator[tuple[Any, ...]]:
     return layout.iter_unpack(records)
 
 
-def _check_numbers(values: Iterable[int]) -> None:
+def _check_numbers(values: Iterable[object]) -> None:
     """Refuse numbers that cannot come from a member: they would leave no room for later ones."""
-    if max(values, default=0) > _NUMBER_MAX:
-        raise FrameError("a term, index or round that no member can have reached")
+    for one in values:
+        if isinstance(one, int) and one > _NUMBER_MAX:
+            raise FrameError("a term, index or round that no member can have reached")

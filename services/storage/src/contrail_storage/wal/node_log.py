@@ -453,9 +453,10 @@ class NodeLog:
     def _write(self, batch: LogBatch, marks: dict[int, LogEnd]) -> None:
         """Write and sync one batch, then report what is durable. Runs in the writer thread."""
         # Between batches only, so a batch is never divided.
-        if self._must_leave() or self._segments[-1].size >= self._options.segment_bytes:
-            self._open_segment()
         segment = self._segments[-1]
+        if segment.number <= self._leave or segment.size >= self._options.segment_bytes:
+            self._open_segment()
+            segment = self._segments[-1]
         offset = segment.size
         self._put(segment, batch.parts)
         with self._lock:
