@@ -59,3 +59,11 @@ def test_number_of_nodes_is_checked(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert launch(Options(data_dir=tmp_path / "new", nodes=4)) == 2
     assert capsys.readouterr().err == "contrail: a cluster has 3 or 5 nodes, not 4\n"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", '[{"name": "n1"}]', "\xff"])
+def test_layout_that_is_not_one_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cluster.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(FolderError, match=r"cluster\.json cannot be read"):
+        Folder(tmp_path).places(3, 0)
+    assert (tmp_path / "cluster.json").read_bytes() == content.encode("latin-1")

@@ -10,7 +10,9 @@ import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
+
+import msgspec
 
 HOST: Final = "127.0.0.1"
 SIZES: Final = (3, 5)
@@ -22,6 +24,7 @@ _LAYOUT: Final = "cluster.json"
 _RUNNING: Final = "running.json"
 _LOCK: Final = "lock"
 _SECRET: Final = "cluster.secret"
+_T = TypeVar("_T")
 
 
 class FolderError(Exception):
@@ -97,7 +100,7 @@ class Folder:
         """
         names = [f"n{number}" for number in range(1, nodes + 1)]
         try:
-            kept = [Place(**one) for one in self._read(_LAYOUT)]
+            kept = self._read(_LAYOUT, list[Place])
         except FileNotFoundError:
             kept = []
         found = [one.name for one in kept if one.service == "storage"]
@@ -122,15 +125,15 @@ class Folder:
         """Return where the running launcher takes requests. Raises FolderError."""
         if self.is_running():
             with contextlib.suppress(FileNotFoundError):
-                return Control(**self._read(_RUNNING))
+                return self._read(_RUNNING, Control)
             raise FolderError(f"the cluster in {self.path} is starting or stopping")
         raise FolderError(f"no cluster runs in {self.path}")
 
-    def _read(self, name: str) -> Any:
-        text = (self.path / name).read_text(encoding="utf-8")
+    def _read(self, name: str, kind: type[_T]) -> _T:
+        content = (self.path / name).read_bytes()
         try:
-            return json.loads(text)
-        except ValueError as error:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.MsgspecError as error:
             raise FolderError(f"{self.path / name} cannot be read: {error}") from error
 
     def _write(self, name: str, value: object) -> None:
