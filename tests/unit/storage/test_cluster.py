@@ -149,6 +149,33 @@ def test_leader_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_leader_that_is_cut_off_does_not_say_that_something_is_not_there(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            await nodes.until_led(META_GROUP)
+            names = leader, nodes.leader(META_GROUP)
+            link, meta = (LocalLink(nodes[name]) for name in names)
+            for name in names:
+                nodes.links.part(name)
+            # They lead as far as they know. Another leader may have made all of these meanwhile.
+            assert nodes[leader].streams.stream("S").is_led
+            for request in (
+                link.pull(PullRequest(stream="S", consumer="none", batch=1)),
+                link.bind_consumer("S", "none"),
+                link.acknowledge("S", "none", [], True),
+                meta.stream_info("NONE"),
+                meta.stream_for_subject("none"),
+                publish(meta, "", [PublishMessage("none", None, b"")]),
+                publish(meta, "NONE", [PublishMessage("none", None, b"")]),
+            ):
+                with pytest.raises(ApiError) as caught:
+                    await request
+                assert caught.value.spec is errors.NOT_LEADER
+
+    asyncio.run(scene())
+
+
 def test_leader_that_is_cut_off_delivers_nothing(tmp_path: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "plain": {},

@@ -1,5 +1,6 @@
 """The service link within one process: direct calls into the node."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -52,6 +53,11 @@ from contrail_storage.used_tickets import UsedTickets
 
 STALENESS_MAX_S: Final = 10.0
 """How old a copy may be that is read instead of the leader's."""
+_ABSENT: Final = (
+    errors.STREAM_NOT_FOUND,
+    errors.NO_STREAM_FOR_SUBJECT,
+    errors.CONSUMER_NOT_FOUND,
+)
 
 
 class LocalLink:
@@ -95,6 +101,27 @@ class LocalLink:
             detail = "this node has no whole and recent copy of the stream"
             raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
         return stream, staleness_s
+
+    async def confirm_absent(self, error: ApiError) -> None:
+        """Raise NOT_LEADER if another node may have the stream or consumer that is not found here.
+
+        A leader that was stopped or cut off does not know what another one has made since.
+        """
+        if error.spec in _ABSENT:
+            groups = self._node.groups
+            led = [number for number in groups if groups.leads(number)]
+            replicated = [number for number in led if not groups[number].is_alone]
+            await asyncio.gather(*map(groups.confirm_led, replicated))
+
+    async def _refuse(self, refusal: ApiError, done: Done) -> None:
+        outcome = ApiError(errors.NOT_LEADER, applied=False)
+        try:
+            await self.confirm_absent(refusal)
+            outcome = refusal
+        except ApiError as error:
+            outcome = error
+        finally:
+            done(outcome)
 
     def _writable(self, name: str) -> Stream:
         """The listed stream with that name, if it accepts changes now."""
@@ -162,6 +189,7 @@ class LocalLink:
         shards = stream.shards if shard is None else [stream.shard(shard)]
         return await self._node.streams.removals.purge(shards, subject, up_to_seq, keep)
 
+    @reads
     async def step_down(self, stream: str, preferred: str) -> str:
         """Make another node the leader of a stream."""
         one = self._stream(stream)
@@ -171,6 +199,7 @@ class LocalLink:
 
     # Messages ------------------------------------------------------------------------------------
 
+    @reads
     async def stream_for_subject(self, subject: str) -> str:
         """The stream that captures ``subject``."""
         return self._node.streams.route(subject).name
@@ -179,10 +208,16 @@ class LocalLink:
         """Store messages; ``done`` is called with the outcome."""
         # Without a name, the subject of the first message decides. A batch is for one stream, and
         # refuses messages that the stream does not capture.
-        if not stream and isinstance(content, list) and content:
-            target = self._node.streams.route(content[0].subject)
-        else:
-            target = self._node.streams.stream(stream)
+        try:
+            if not stream and isinstance(content, list) and content:
+                target = self._node.streams.route(content[0].subject)
+            else:
+                target = self._node.streams.stream(stream)
+        except ApiError as error:
+            if error.spec not in _ABSENT or self._node.groups[META_GROUP].is_alone:
+                raise
+            self._node.spawn(self._refuse(error, done))
+            return
         self._send(target, content, done)
 
     def _send(self, stream: Stream, content: PublishContent, done: Done) -> None:
@@ -274,6 +309,7 @@ class LocalLink:
             round(staleness_s * NS_PER_S),
         )
 
+    @reads
     async def read_position(self, stream: str, shard: int | None = None) -> ReadPosition:
         """The last applied sequence of the stream, and the applied index of its log."""
         one = self._node.streams.stream(stream)
@@ -399,6 +435,7 @@ class LocalLink:
         """Remove a consumer."""
         await self._node.consumers.delete(self._writable(stream), consumer, if_match)
 
+    @reads
     async def bind_consumer(self, stream: str, consumer: str) -> ConsumerHold:
         """Hold a consumer for a subscription."""
         return self._sound_consumer(self._stream(stream), consumer).hold()
@@ -409,6 +446,7 @@ class LocalLink:
         consumer = self._sound_consumer(self._writable(request.stream), request.consumer)
         return await self.deadline.wait(consumer.pull(request), request.expires_ns)
 
+    @reads
     async def acknowledge(
         self, stream: str, consumer: str, items: list[AckItem], sync: bool
     ) -> list[AckResult]:

@@ -128,7 +128,14 @@ class AnswerDeadline:
             raise ApiError(errors.STORAGE_FAILED, detail, retry_after_s=1) from error
 
 
-class Answering(Protocol):
+class Searching(Protocol):
+    """An object with methods that look something up."""
+
+    async def confirm_absent(self, error: ApiError) -> None:
+        """Raise NOT_LEADER if another node may have what this one does not find: ``error``."""
+
+
+class Answering(Searching, Protocol):
     """An object with methods that change something."""
 
     @property
@@ -137,14 +144,17 @@ class Answering(Protocol):
         ...
 
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Searching)
 A = TypeVar("A", bound=Answering)
 
 
 def reads(
     method: Callable[Concatenate[S, P], Awaitable[T]],
 ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-    """Make a failed read in ``method`` a STORAGE_READ_FAILED for the caller."""
+    """Make a failed read in ``method`` a STORAGE_READ_FAILED for the caller.
+
+    That something is not there is only an answer once it is confirmed: see `Searching`.
+    """
 
     @wraps(method)
     async def answered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -152,6 +162,9 @@ def reads(
             return await method(self, *args, **kwargs)
         except StoreFailedError as error:
             raise read_failed(error) from error
+        except ApiError as error:
+            await self.confirm_absent(error)
+            raise
 
     return answered
 
