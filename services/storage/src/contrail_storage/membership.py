@@ -72,7 +72,7 @@ class Membership:
     def problems(self) -> dict[str, str]:
         """What this node waits for before streams can be made, for its readiness."""
         if len(self._node.meta.group_table.groups) < self._node.groups.planned:
-            return {"groups": "the cluster has not made all its groups yet"}
+            return {"groups": "this node does not know all groups of the cluster yet"}
         return {}
 
     def members_of(self, group: int) -> tuple[str, ...]:
