@@ -113,7 +113,6 @@ class ChaosCluster:
 
     def restart_edge(self, edge: Process) -> None:
         """Kill an api or a gateway, and start it again."""
-        edge.settings["port"] = int(edge.url.rpartition(":")[2])
         edge.kill()
         edge.start()
 

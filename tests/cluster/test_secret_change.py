@@ -6,7 +6,8 @@ import pytest
 
 from contrail_client import Contrail
 from tests.cluster.test_encryption import rotate, wait_until
-from tests.support.servers import HOST, Process, SplitServers, free_port
+from tests.support.ports import HOST, free_port
+from tests.support.servers import Process, SplitServers
 
 pytestmark = pytest.mark.cluster
 

@@ -6,7 +6,8 @@ import pytest
 
 from contrail_client import Contrail
 from tests.cluster.test_encryption import wait_until
-from tests.support.servers import HOST, SECRET, Process, WholeServers, free_port
+from tests.support.ports import HOST, free_port
+from tests.support.servers import SECRET, Process, WholeServers
 
 pytestmark = pytest.mark.cluster
 

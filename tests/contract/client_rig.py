@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from contrail_client import Contrail
-from tests.support.servers import ServerProcess
 
 T = TypeVar("T")
 
@@ -33,11 +32,6 @@ def new_stream(url: str, **config: Any) -> str:
     with Contrail(url) as client:
         client.ensure_stream(name, {"subjects": [f"{name}.>"], **config})
     return name
-
-
-def keep_port(server: ServerProcess) -> None:
-    """Let a server that is started again listen where it did before."""
-    server.settings["port"] = urlsplit(server.url).port
 
 
 class Cable:

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from contrail_client import AsyncContrail, Contrail, Event
 from contrail_client.errors import Invalid
-from tests.contract.client_rig import cable_to, finish, keep_port
+from tests.contract.client_rig import cable_to, finish
 from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
@@ -104,7 +104,6 @@ def test_lost_connection_costs_no_event(live: ServerProcess) -> None:
 def test_restart_of_the_server_is_reported_as_a_loss_and_reading_continues(
     own_server: ServerProcess,
 ) -> None:
-    keep_port(own_server)
     with Contrail(own_server.url) as client, closing(client.events(stream="S")) as events:
         with changing(own_server.url, "S"):
             assert next(events).type == "stream_action"

@@ -16,7 +16,7 @@ from contrail_client import (
     SubscriptionEnded,
 )
 from contrail_client.live.ordered import Start
-from tests.contract.client_rig import cable_to, finish, keep_port, new_stream
+from tests.contract.client_rig import cable_to, finish, new_stream
 from tests.support.each import each
 from tests.support.servers import ServerProcess
 
@@ -235,7 +235,6 @@ def test_killed_server_repeats_and_misses_nothing(tmp_path: Path) -> None:
                 await publishing
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         finish(work(server))
 
 

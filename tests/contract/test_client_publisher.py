@@ -20,7 +20,7 @@ from contrail_client import (
     Retries,
     Unreachable,
 )
-from tests.contract.client_rig import cable_to, finish, keep_port, new_stream
+from tests.contract.client_rig import cable_to, finish, new_stream
 from tests.support.servers import ServerProcess
 
 
@@ -170,7 +170,6 @@ def test_killed_server_stores_every_message_with_an_id_once(tmp_path: Path) -> N
                 return [await each for each in under_way]
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         acks = finish(work(server))
         stored = payloads(server.url, "S")
     assert stored == [str(n).encode() for n in range(count)]
@@ -203,7 +202,6 @@ def test_killed_server_loses_no_acked_message_without_an_id_and_stores_none_twic
         return acked, unknown
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         acked, unknown = finish(work(server))
         stored = Counter(payloads(server.url, "S"))
     assert acked <= stored.keys() <= acked | unknown

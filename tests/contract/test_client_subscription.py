@@ -16,7 +16,7 @@ from contrail_client import (
     NotFound,
     SubscriptionEnded,
 )
-from tests.contract.client_rig import cable_to, finish, keep_port, new_stream
+from tests.contract.client_rig import cable_to, finish, new_stream
 from tests.support.servers import ServerProcess
 
 
@@ -347,7 +347,6 @@ def test_killed_server_delivers_nothing_again_that_was_acknowledged_durably(
             assert (info.num_pending, info.num_ack_pending) == (0, 0)
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         finish(work(server))
 
 
@@ -374,7 +373,6 @@ def test_stopped_server_is_left_in_order(tmp_path: Path) -> None:
             await wait_settled(client, "S")
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         finish(work(server))
 
 

@@ -22,7 +22,7 @@ from contrail_client import (
     StreamConfig,
     to_timedelta,
 )
-from tests.contract.client_rig import finish, keep_port, new_stream
+from tests.contract.client_rig import finish, new_stream
 from tests.contract.talk import wait_until
 from tests.contract.test_client_cli import TIMEOUT_S, Shell
 from tests.support.servers import ServerProcess
@@ -257,7 +257,6 @@ def test_messages_of_a_consumer_survive_a_restart_of_the_server(tmp_path: Path) 
         raise AssertionError("it does not end by itself")
 
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         assert finish(work(server)) == set(range(count))
 
 
@@ -318,7 +317,6 @@ def wait_until_stored(url: str, stream: str) -> None:
 @pytest.mark.long
 def test_lines_are_published_across_a_restart_of_the_server(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
-        keep_port(server)
         with Contrail(server.url) as client:
             client.create_stream("S", {"subjects": ["s.>"]})
         shell = Shell(server.url, "S")

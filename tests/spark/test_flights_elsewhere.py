@@ -9,7 +9,8 @@ from contrail_flights.__main__ import parse_settings
 from contrail_flights.server import ServerError, connected
 from contrail_spark.session import MasterError, parse_master
 from tests.support.each import each
-from tests.support.servers import ServerProcess, free_port
+from tests.support.ports import free_port
+from tests.support.servers import ServerProcess
 
 TOKEN = "the-token-of-a-test"
 

@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 
 from contrail_spark import session, standalone
 from contrail_spark.session import MasterError, cluster_session, find_java
-from tests.support.servers import HOST, STOP_S, ServerProcess, free_port
+from tests.support.ports import HOST, free_port
+from tests.support.servers import STOP_S, ServerProcess
 from tests.unit.containers.files import health_command, here
 
 START_S = 60.0

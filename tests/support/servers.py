@@ -4,9 +4,7 @@ import contextlib
 import itertools
 import json
 import os
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -18,33 +16,19 @@ from typing import Any, ClassVar, Final, Self
 import httpx
 
 from tests.support.forked import Forked
+from tests.support.ports import HOST, free_port
 
-START_S = 30.0
-STOP_S = 30.0
-HOST: Final = "127.0.0.1"
+START_S = 120.0
+STOP_S = 120.0
+TIMEOUT_S = 60.0
 SECRET: Final = "the cluster secret of a test"
 PLAIN: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """An empty context for clients, which use plain HTTP. Without it each would spend 30 ms on reading
 the certificates of the machine."""
 
-_ports = itertools.cycle(random.sample(range(16_384, 32_768), 16_384))
-
-
-def free_port() -> int:
-    """A port on which nobody listens, for processes that must know each other's ports.
-
-    It is outside the range from which the kernel assigns ports: otherwise a server of a concurrent
-    test that asks for any port could get it first.
-    """
-    for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise AssertionError("unreachable: the ports come round again")
-
 
 class Process:
-    """A server command as a process, which can be killed and started again."""
+    """A server command as a process. Killed and started again, it listens where it did before."""
 
     program: ClassVar[Sequence[str]] = ()
     """The command line, for a server that is no fork: it needs an interpreter of its own."""
@@ -52,7 +36,7 @@ class Process:
     def __init__(self, service: str, log: Path, **settings: Any) -> None:
         self.service = service
         self.log = log
-        self.settings = settings
+        self.settings = {"host": HOST, "port": free_port(), **settings}
         self.url = ""
         self.process: subprocess.Popen[str] | Forked | None = None
 
@@ -63,8 +47,7 @@ class Process:
 
     def spawn(self) -> None:
         """Start the process without waiting."""
-        settings = {"host": HOST, "port": 0, **self.settings}
-        arguments = [self.service, *(f"{name}={value}" for name, value in settings.items())]
+        arguments = [self.service, *(f"{name}={value}" for name, value in self.settings.items())]
         if not self.program:
             self.process = Forked(arguments, self.log)
             return
@@ -126,7 +109,7 @@ class Process:
 
     def client(self, **options: Any) -> httpx.Client:
         """An HTTP client for the server."""
-        return httpx.Client(base_url=self.url, timeout=30.0, verify=PLAIN, **options)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, verify=PLAIN, **options)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -227,7 +210,7 @@ class SplitServers:
         """An HTTP client that sends each request to the next process."""
         transport = _InTurn([edge.url for edge in self.edges])
         return httpx.Client(
-            base_url=self.edges[0].url, timeout=30.0, transport=transport, **options
+            base_url=self.edges[0].url, timeout=TIMEOUT_S, transport=transport, **options
         )
 
     def rss_bytes(self) -> int:

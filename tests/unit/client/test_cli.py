@@ -1,7 +1,6 @@
 """The `contrail` command: its status, and what it prints."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,13 @@ from contrail_client.cli import show
 from contrail_client.models import StoredMessage
 from tests.support.command import run_contrail
 from tests.support.each import each
+from tests.support.ports import HOST, free_port
 
 
 @pytest.fixture
 def silent_server() -> str:
     """The address of a port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://{HOST}:{free_port()}"
 
 
 def contrail(*arguments: str) -> Result:

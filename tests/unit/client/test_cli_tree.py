@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from contrail_client.cli import show
 from contrail_client.cli.main import app
 from tests.support.command import ROOT, run_contrail
 from tests.support.each import each
+from tests.support.ports import HOST, free_port
 
 SERVERS = {("serve",), ("storage",), ("api",), ("gateway",)}
 """They run until they are stopped, and talk to no server."""
@@ -66,9 +66,7 @@ def audible() -> Iterator[None]:
 @pytest.fixture
 def silent_server() -> str:
     """The address of a port at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://{HOST}:{free_port()}"
 
 
 def contrail(*arguments: str, **environ: str | None) -> Result:

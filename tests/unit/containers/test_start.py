@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.checks.repository import ROOT
-from tests.support.servers import STOP_S, free_port
+from tests.support.ports import free_port
+from tests.support.servers import STOP_S
 from tests.unit.containers.files import health_command, here, texts
 
 ENTRYPOINT = here(json.loads(texts("runtime", "ENTRYPOINT")[0]))

@@ -16,10 +16,10 @@ from contrail_link.tcp.server import LinkServer
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
+from tests.support.ports import HOST, free_port
 
 KEY: Final = derived_key(b"the secret of this cluster", "link")
-HOST: Final = "127.0.0.1"
-PATIENCE_S: Final = 20.0
+PATIENCE_S: Final = 60.0
 QUICK: Final = LinkLimits(
     backoff_min_s=0.002,
     backoff_max_s=0.01,
@@ -69,10 +69,14 @@ async def storage(data_dir: Path) -> AsyncIterator[LocalLink]:
 
 
 def bound(port: int = 0) -> socket.socket:
-    """A socket that is bound and not listening."""
+    """A socket that is bound and not listening.
+
+    Its port is none that the kernel assigns: a client that connects while nobody listens there
+    could be assigned the same, and would be connected to itself.
+    """
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((HOST, port))
+    listener.bind((HOST, port or free_port()))
     return listener
 
 

@@ -19,7 +19,8 @@ from contrail_link.tcp.server import LinkServer
 from contrail_replicator.peers.certificates import made_tls
 from contrail_storage.link import LocalLink
 from tests.support.each import each
-from tests.unit.link.link_rig import HOST, KEY, QUICK, bound, port_of, remote, run, storage, until
+from tests.support.ports import HOST
+from tests.unit.link.link_rig import KEY, QUICK, bound, port_of, remote, run, storage, until
 
 PAYLOAD = b"what nobody else may read" * 10
 

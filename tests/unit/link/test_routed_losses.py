@@ -14,7 +14,8 @@ from contrail_link.publishing import publish
 from contrail_link.routed.link import RoutedLink
 from contrail_link.tcp.client import RemoteLink
 from contrail_link.tcp.limits import limits_in_cluster
-from tests.unit.link.link_rig import HOST, KEY, QUICK, run, served, until
+from tests.support.ports import HOST
+from tests.unit.link.link_rig import KEY, QUICK, run, served, until
 from tests.unit.link.routed_rig import Cluster
 from tests.unit.link.test_pulls import SlowWire
 

@@ -12,7 +12,8 @@ from contrail_serve.settings import StorageSettings
 from contrail_storage.core.node_table import NodeEntry
 from contrail_storage.disk.node_file import Stage, save_identity
 from contrail_storage.node import NodeOptions, StorageNode
-from tests.support.servers import HOST, SECRET, free_port
+from tests.support.ports import HOST, free_port
+from tests.support.servers import SECRET
 
 NAMES = ("a", "b", "c")
 

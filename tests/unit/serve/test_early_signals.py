@@ -12,7 +12,8 @@ import pytest
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.node import NodeOptions, StorageNode
 from tests.contract.talk import wait_until
-from tests.support.servers import Process, free_port
+from tests.support.ports import free_port
+from tests.support.servers import Process
 
 SIGNALLED: Final = """
 import importlib, os, sys

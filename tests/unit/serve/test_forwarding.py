@@ -1,13 +1,13 @@
 """What a peer is asked, what the client is told, and what happens when either is gone."""
 
 import asyncio
-import socket
 
 import pytest
 
 from contrail_serve.forwarding.connection import PeerConnection, PeerLostError
 from tests.support.each import each
-from tests.unit.serve.peer_rig import HOST, OK, Front, Line, Peer, front, run, until
+from tests.support.ports import HOST, free_port
+from tests.unit.serve.peer_rig import OK, Front, Line, Peer, front, run, until
 
 NEXT = "/v1/streams/S/consumers/c/next"
 MIB = 1 << 20
@@ -28,10 +28,7 @@ async def answered(client: Line, *expected: bytes) -> bytes:
 
 
 def dead_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        address: tuple[str, int] = probe.getsockname()
-        return address
+    return HOST, free_port()
 
 
 # What is passed on -------------------------------------------------------------------------------

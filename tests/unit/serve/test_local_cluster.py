@@ -7,7 +7,7 @@ import pytest
 
 from contrail_serve.local_cluster import ControlError, Options, launch, start_process
 from contrail_serve.local_cluster.folder import HOST, Control, Folder, FolderError
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 
 
 def test_ports_and_secret_are_chosen_once(tmp_path: Path) -> None:
