@@ -7,7 +7,7 @@ from typing import ClassVar
 import httpx
 import pytest
 
-from tests.support.servers import ServerProcess
+from tests.support.servers import TIMEOUT_S, ServerProcess
 
 FAULTY = """
 import runpy
@@ -40,5 +40,5 @@ def test_entry_that_cannot_be_applied_ends_the_process_with_status_1(tmp_path: P
         log = faulty.log.read_text()
         assert "a fault of the machine" in log
     with ServerProcess(data_dir) as sound:
-        found = httpx.get(f"{sound.url}/v1/streams/S/messages/1")
+        found = httpx.get(f"{sound.url}/v1/streams/S/messages/1", timeout=TIMEOUT_S)
         assert found.content == b"x"

@@ -21,7 +21,7 @@ from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from tests.crash.lives import wait_until
-from tests.support.servers import PLAIN, ServerProcess
+from tests.support.servers import PLAIN, TIMEOUT_S, ServerProcess
 
 WAIT_S: Final = 60.0
 PAYLOAD_BYTES: Final = 512 << 10
@@ -57,7 +57,7 @@ class Client:
     """Publishes numbered messages, and knows which of them were acknowledged, by sequence."""
 
     def __init__(self) -> None:
-        self._http = httpx.Client(verify=PLAIN)
+        self._http = httpx.Client(verify=PLAIN, timeout=TIMEOUT_S)
         self.acked: dict[int, int] = {}
         self.unknown: set[int] = set()
         self._next = 0

@@ -21,10 +21,11 @@ from tests.cluster.load import ALL, Load
 from tests.cluster.test_kill_under_load import ACKS_BETWEEN_KILLS, PROGRESS_S, read_all
 from tests.cluster.verdict import problems
 from tests.contract.talk import Talk
-from tests.support.servers import HOST, Process, SplitServers, free_port
+from tests.support.ports import HOST, free_port
+from tests.support.servers import TIMEOUT_S, Process, SplitServers
 
 SEED: Final = 1_729
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 STRANGERS: Final = 150
 STREAM: Final = "/v1/streams/S"
 NEXT: Final = f"{STREAM}/consumers/c/next"
@@ -63,11 +64,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def ready(edge: Process) -> bool:
-    return httpx.get(f"{edge.url}/readyz").status_code == httpx.codes.OK
+    return httpx.get(f"{edge.url}/readyz", timeout=TIMEOUT_S).status_code == httpx.codes.OK
 
 
 def waiting_pulls(split: SplitServers) -> int:
-    count: int = httpx.get(f"{split.apis[0].url}{STREAM}/consumers/c").json()["num_waiting"]
+    count: int = httpx.get(f"{split.apis[0].url}{STREAM}/consumers/c", timeout=TIMEOUT_S).json()[
+        "num_waiting"
+    ]
     return count
 
 
@@ -212,7 +215,9 @@ def test_pull_whose_gateway_dies_is_answered_and_its_place_given_back(
 
 def test_client_that_leaves_a_forwarded_pull_leaves_no_one_waiting(split: SplitServers) -> None:
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{split.apis[1].url}{NEXT}", json={"expires": "60s"}, timeout=1.0)
+        httpx.post(
+            f"{split.apis[1].url}{NEXT}", json={"expires": "60s"}, timeout=httpx.Timeout(60, read=1)
+        )
     wait_until(lambda: waiting_pulls(split) == 0)
 
 
@@ -227,7 +232,7 @@ def test_api_that_is_asked_to_stop_answers_what_waits_and_what_is_under_way(
     answers: list[int] = []
 
     def keep_publishing() -> None:
-        with httpx.Client(base_url=api.url) as client:
+        with api.client() as client:
             while not stopped.is_set():
                 try:
                     answer = client.post("/v1/subjects/s.a/messages", content=b"x")
@@ -267,7 +272,7 @@ def test_socket_while_no_gateway_lives_is_refused(split: SplitServers) -> None:
         "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
         "sec-websocket-protocol": "contrail.v1.json",
     }
-    answer = httpx.get(f"{split.apis[0].url}/v1/ws", headers=lines)
+    answer = httpx.get(f"{split.apis[0].url}/v1/ws", headers=lines, timeout=TIMEOUT_S)
     assert answer.status_code == 503
     assert answer.json()["name"] == "not_ready"
 

@@ -11,7 +11,7 @@ from contrail_client import Contrail
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 CHUNK = 65_536
 _numbers = itertools.count(1)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @dataclass

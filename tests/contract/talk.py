@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 JSON = "contrail.v1.json"
 MSGPACK = "contrail.v1.msgpack"
 PATH = "/v1/ws"
@@ -262,7 +262,7 @@ class RawSocket:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Look again and again until ``condition`` holds."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.02)

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.contract.raw_http import RawConnection
+from tests.contract.talk import wait_until
 from tests.support.each import each
 
 DELIVERY_FIELDS = {
@@ -57,7 +59,7 @@ def test_empty_pull_is_204(stream: Stream) -> None:
     begun = time.monotonic()
     answer = stream.client.post(f"{consumer}/next", json={"expires": "300ms"})
     assert (answer.status_code, answer.content) == (204, b"")
-    assert 0.25 < time.monotonic() - begun < 5
+    assert 0.25 < time.monotonic() - begun < 30
     assert stream.client.post(f"{consumer}/next", json={"no_wait": True}).status_code == 204
 
 
@@ -66,14 +68,14 @@ def test_waiting_pull_answers_as_soon_as_a_message_comes(stream: Stream) -> None
     answers: list[httpx.Response] = []
     url = f"{stream.client.base_url}{consumer}/next"
     pull = threading.Thread(
-        target=lambda: answers.append(httpx.post(url, json={"expires": "30s"}, timeout=40))
+        target=lambda: answers.append(httpx.post(url, json={"expires": "30s"}, timeout=60))
     )
     pull.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while stream.client.get(consumer).json()["num_waiting"] == 0:
         assert time.monotonic() < deadline
     stream.publish(b"news")
-    pull.join(20)
+    pull.join(60)
     assert answers[0].json()["messages"][0]["data"] == "news"
 
 
@@ -82,24 +84,24 @@ def test_consumer_deleted_under_a_waiting_pull_is_410(stream: Stream) -> None:
     answers: list[httpx.Response] = []
     url = f"{stream.client.base_url}{consumer}/next"
     pull = threading.Thread(
-        target=lambda: answers.append(httpx.post(url, json={"expires": "30s"}, timeout=40))
+        target=lambda: answers.append(httpx.post(url, json={"expires": "30s"}, timeout=60))
     )
     pull.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while stream.client.get(consumer).json()["num_waiting"] == 0:
         assert time.monotonic() < deadline
     stream.client.delete(consumer)
-    pull.join(20)
+    pull.join(60)
     assert_problem(answers[0], 410)
 
 
 def test_pull_that_was_given_up_leaves_its_message_to_the_next(stream: Stream) -> None:
     consumer = stream.consumer()
-    with pytest.raises(httpx.ReadTimeout):
-        stream.client.post(f"{consumer}/next", json={"expires": "30s"}, timeout=0.3)
-    deadline = time.monotonic() + 10
-    while stream.client.get(consumer).json()["num_waiting"]:
-        assert time.monotonic() < deadline
+    with RawConnection(str(stream.client.base_url)) as given_up:
+        lines = ("Content-Type: application/json", "Content-Length: 17")
+        given_up.request("POST", f"{consumer}/next", *lines, body=b'{"expires":"60s"}')
+        wait_until(lambda: stream.client.get(consumer).json()["num_waiting"] == 1)
+    wait_until(lambda: stream.client.get(consumer).json()["num_waiting"] == 0)
     stream.publish()
     [message] = stream.next(consumer)
     assert message["num_delivered"] == 1
@@ -164,7 +166,7 @@ def test_heartbeats_fill_the_wait_of_an_ndjson_pull(stream: Stream) -> None:
     pull = {"expires": "1s", "idle_heartbeat": "200ms"}
     answer = stream.client.post(f"{stream.consumer()}/next", json=pull, headers=headers)
     *beats, status = map(json.loads, answer.text.splitlines())
-    assert 2 <= len(beats) <= 5
+    assert 1 <= len(beats) <= 5
     assert beats[0] == {"hb": True, "last_consumer_seq": 0, "last_stream_seq": 0}
     assert status["status"]["code"] == 408
 
@@ -297,14 +299,13 @@ def test_term_ends_a_message(stream: Stream) -> None:
 
 def test_in_progress_restarts_the_ack_wait(stream: Stream) -> None:
     stream.fill(1)
-    consumer = stream.consumer(ack_wait="2s")
+    consumer = stream.consumer(ack_wait="3s")
     [message] = stream.next(consumer)
+    assert stream.next(consumer, expires="1s") == []
     begun = time.monotonic()
-    for _ in range(3):
-        assert stream.next(consumer, expires="1s") == []
-        stream.ack(consumer, message["ack_token"], kind="in_progress")
+    stream.ack(consumer, message["ack_token"], kind="in_progress")
     assert redelivered(stream, consumer)[0]["num_delivered"] == 2
-    assert time.monotonic() - begun > 4.5
+    assert time.monotonic() - begun > 2.9
 
 
 def test_message_is_delivered_max_deliver_times(stream: Stream) -> None:
@@ -349,7 +350,7 @@ def test_acks_ride_on_the_next_pull(stream: Stream) -> None:
 def test_ephemeral_consumer_is_removed_when_it_is_idle(stream: Stream) -> None:
     config = {"inactive_threshold": "500ms"}
     created = stream.client.post(f"{stream.path}/consumers", json=config)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while stream.client.get(created.headers["location"]).status_code == 200:
         assert time.monotonic() < deadline
         stream.client.get(f"{stream.path}/messages?wait=200ms")

@@ -25,15 +25,8 @@ from tests.contract.exchanges import (
     assert_same,
     conversation,
 )
-from tests.support.servers import (
-    HOST,
-    SECRET,
-    Process,
-    ServerProcess,
-    SplitServers,
-    WholeServers,
-    free_port,
-)
+from tests.support.ports import HOST, free_port
+from tests.support.servers import SECRET, Process, ServerProcess, SplitServers, WholeServers
 from tests.unit.link.link_rig import Wire
 
 DOCUMENT: Final = Path(__file__).parents[2] / "openapi" / "openapi.json"
@@ -50,7 +43,7 @@ READ_FIRST: Final = {
 NOT_APPLIED: Final = (503, "not_ready")
 UNKNOWN: Final = (504, "outcome_unknown")
 BAD: Final = 400
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 METHODS: Final = ("get", "put", "post", "patch", "delete")
 
 
@@ -169,7 +162,7 @@ def test_planted_difference_is_found(fast_server: ServerProcess) -> None:
         right = answers(client, SHORT)
         assert_same(right, answers(client, SHORT))
     for part, fault in FAULTS.values():
-        with httpx.Client(base_url=fast_server.url, transport=Altered(part, fault)) as client:
+        with fast_server.client(transport=Altered(part, fault)) as client:
             with pytest.raises(AssertionError):
                 assert_same(right, answers(client, SHORT))
             client.delete("/v1/streams/P", headers=DEFAULT_HEADERS)

@@ -268,22 +268,22 @@ def test_long_poll_answers_204_when_nothing_comes(stream: Stream) -> None:
     begun = time.monotonic()
     answer = stream.client.get(f"{stream.path}/messages?wait=300ms")
     assert (answer.status_code, answer.content) == (204, b"")
-    assert 0.25 < time.monotonic() - begun < 5
+    assert 0.25 < time.monotonic() - begun < 30
 
 
 def test_long_poll_answers_as_soon_as_something_comes(stream: Stream) -> None:
     answers: list[httpx.Response] = []
     poll = threading.Thread(
         target=lambda: answers.append(
-            httpx.get(f"{stream.client.base_url}{stream.path}/messages?wait=30s", timeout=40)
+            httpx.get(f"{stream.client.base_url}{stream.path}/messages?wait=60s", timeout=90)
         )
     )
     begun = time.monotonic()
     poll.start()
     stream.publish(b"news")
-    poll.join(20)
+    poll.join(60)
     assert answers[0].json()["messages"][0]["data"] == "news"
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50
 
 
 @each(

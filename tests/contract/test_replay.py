@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.conftest import Stream, assert_problem
 from tests.support.each import each
-from tests.support.servers import ServerProcess
+from tests.support.servers import TIMEOUT_S, ServerProcess
 
 pytestmark = pytest.mark.split
 
@@ -180,7 +180,9 @@ def test_replay_overtaken_by_a_purge_is_cut_and_asking_again_is_410(
     # What this side has room for is far less than the body, so the server waits in its midst.
     little = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)])
     with (
-        httpx.Client(base_url=server.url, transport=little, headers={"accept": accept}) as reader,
+        httpx.Client(
+            base_url=server.url, timeout=TIMEOUT_S, transport=little, headers={"accept": accept}
+        ) as reader,
         reader.stream("GET", target) as answer,
     ):
         pieces = answer.iter_raw()

@@ -185,7 +185,7 @@ def test_heartbeat_of_a_pull_reports_the_position_in_each_shard(sharded: Stream)
     seqs_of = by_shard(pulled)
     answer = sharded.client.post(
         f"{consumer}/next",
-        json={"expires": "500ms", "idle_heartbeat": "100ms"},
+        json={"expires": "2s", "idle_heartbeat": "100ms"},
         headers={"Accept": "application/x-ndjson"},
     )
     beat = json.loads(answer.text.splitlines()[0])

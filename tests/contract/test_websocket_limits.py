@@ -157,7 +157,7 @@ def test_idle_socket_is_notified_and_closed_when_the_process_stops(
         status = stop_in_background(own_server)
         assert talk.next("drain")["grace"] == "5s"
         assert talk.closed() == 4000
-        assert status.result(20) == 0
+        assert status.result(60) == 0
 
 
 def test_messages_in_hand_can_be_acknowledged_while_the_process_stops(
@@ -173,7 +173,7 @@ def test_messages_in_hand_can_be_acknowledged_while_the_process_stops(
         assert talk.refused("sub", sid="new", stream="T")["name"] == "shutting_down"
         talk.done("ack", sid="s", seqs=[1, 2, 3, 4])
         assert talk.closed() == 4000
-    assert status.result(20) == 0
+    assert status.result(60) == 0
     own_server.start()
     with own_server.client() as client:
         again = Stream(client, "T", "t")
@@ -196,7 +196,7 @@ def test_every_message_acknowledged_before_the_end_is_stored(
             while True:
                 acknowledged += talk.next()["op"] == "ack"
         assert talk.closed() == 4000
-        assert status.result(20) == 0
+        assert status.result(60) == 0
     own_server.start()
     with own_server.client() as client:
         assert Stream(client, "T", "t").state()["messages"] >= acknowledged >= 500
@@ -214,9 +214,9 @@ def test_long_polls_and_sockets_end_together(own_server: ServerProcess, own: Str
         own.client.close()
         status = stop_in_background(own_server)
         assert talk.closed() == 4000
-        poll.join(20)
+        poll.join(60)
         assert answers[0].status_code == 503
-        assert status.result(20) == 0
+        assert status.result(60) == 0
 
 
 def test_subscriber_comes_back_to_a_restarted_server_without_loss(

@@ -45,11 +45,11 @@ from tests.crash.history import (
 )
 from tests.crash.pipe import Reporter
 
-_WAIT_S: Final = 20.0
+_WAIT_S: Final = 60.0
 _RECORD_S: Final = 0.2
 _RECONCILE_S: Final = 1.0
 _ATTEMPTS: Final = 50
-_ERASED_NS: Final = 20_000_000_000
+_ERASED_NS: Final = 60_000_000_000
 _PAUSE_S: Final = 0.0005
 _PAGE: Final = 500
 _PIECE: Final = 64 << 10

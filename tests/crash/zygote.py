@@ -32,7 +32,7 @@ from tests.crash.lives import Life, MovedTime, NodeStoppedError
 from tests.crash.mutants import MUTANTS, replace
 from tests.crash.pipe import Reporter, bodies, read_to_end
 
-_LIFE_S: Final = 60.0
+_LIFE_S: Final = 240.0
 _NEVER_S: Final = 1_000.0
 HELD_S: Final = 1_000.0
 """Hold the changes of entries back until a call needs them in the store."""
@@ -106,7 +106,7 @@ class Zygote:
         with self._process as process:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(10)
+            process.wait(60)
 
 
 def _write_frame(stream: IO[bytes], body: bytes) -> None:

@@ -20,7 +20,7 @@ from tests.scenarios.clock import StoryClock, StoryLoop
 from tests.scenarios.unsynced import UnsyncedFiles
 from tests.support.folders import copy_at_one_moment
 
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 60.0
 _PAUSE_S: Final = 0.0001
 _T = TypeVar("_T")
 

@@ -16,7 +16,7 @@ from contrail_client.transport import Options
 from contrail_client.transport.aio import AsyncTransport
 from tests.support.each import each
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 INFO = {"op": "info", "server": "test", "node": "n", "max_payload": 1, "heartbeat": "15s"}
 STREAM = StreamInfo(
     config={"name": "S"},

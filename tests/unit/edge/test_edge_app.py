@@ -10,7 +10,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from tests.support.each import each
 from tests.unit.edge.edge_rig import Edge, Exchange
-from tests.unit.edge.edge_serving import serving
+from tests.unit.edge.edge_serving import SOON_S, serving
 
 PUBLISH = "/v1/subjects/a.b/messages"
 
@@ -278,8 +278,8 @@ async def while_waiting(
     task = asyncio.create_task(edge.call(method, target, body, JSON if body else None, gone))
     await edge.link.waiting.wait()
     then()
-    await asyncio.wait({task}, timeout=5)
-    await asyncio.wait_for(edge.link.cancelled.wait(), 5)
+    await asyncio.wait({task}, timeout=SOON_S)
+    await asyncio.wait_for(edge.link.cancelled.wait(), SOON_S)
     return task
 
 

@@ -15,6 +15,7 @@ from contrail_common.model import StoredMessage
 from contrail_link.contract.consume import Delivery, PullResult
 from tests.support.each import each
 from tests.unit.edge.edge_rig import ACK_KEY, Edge, Exchange
+from tests.unit.edge.edge_serving import SOON_S
 
 NEXT = "/v1/streams/S/consumers/c/next"
 ACK = "/v1/streams/S/consumers/c/ack"
@@ -139,7 +140,7 @@ def test_client_that_leaves_a_pull_with_heartbeats_ends_it() -> None:
         task = asyncio.create_task(edge.call("POST", NEXT, body, NDJSON, gone))
         await edge.link.waiting.wait()
         gone.set()
-        await asyncio.wait_for(edge.link.cancelled.wait(), 5)
+        await asyncio.wait_for(edge.link.cancelled.wait(), SOON_S)
         await task
 
     run(scenario())

@@ -35,7 +35,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until ``condition`` holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 

@@ -34,7 +34,7 @@ from tests.unit.storage.machine_rig import SHARD, Message, append_of, configure,
 from tests.unit.storage.naive_subjects import naive_matches
 
 SECOND_NS = 1_000_000_000
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 PROPOSALS_MAX = 1_000
 
 

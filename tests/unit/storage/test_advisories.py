@@ -21,7 +21,7 @@ from tests.unit.storage.dispatcher_rig import HandLoop, run_by_hand
 from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, consumer_config
 from tests.unit.storage.naive_models import NaiveConsumer
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 WAIT_NS = 20_000_000_000
 MAX_DELIVER = 2
 STORED = 6

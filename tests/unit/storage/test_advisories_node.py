@@ -16,7 +16,7 @@ from tests.crash.disk import Failure, Plan
 from tests.crash.test_failing_disk import node_on_a_switched_disk
 
 UNTIL_HEALED = 1_000_000
-WAIT_NS = 20_000_000_000
+WAIT_NS = 60_000_000_000
 MESSAGE = PublishMessage("a", None, b"x")
 
 

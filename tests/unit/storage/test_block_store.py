@@ -42,7 +42,7 @@ class HeldSource:
     def get(self, key: bytes) -> bytes | None:
         value = self.rows.get(key)
         self.reading.set()
-        self.gate.wait(10)
+        self.gate.wait(60)
         return value
 
     def get_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -61,7 +61,7 @@ def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     source.gate.clear()
     reader = threading.Thread(target=store.load, args=(SHARD, 1))
     reader.start()
-    assert source.reading.wait(10)
+    assert source.reading.wait(60)
     store.overlay(SHARD, fresh)
     source.put(fresh)
     store.written(SHARD, fresh)

@@ -26,7 +26,7 @@ from contrail_storage.streams.placement import choose_group
 from tests.crash.lives import wait_until
 from tests.support.folders import copy_at_one_moment
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 GROUPS = 1024, 1025
 
 

@@ -26,7 +26,7 @@ from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
 from tests.support.folders import files_with, size_of
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SECRET = b"found-in-no-file"
 MEMORY = StreamConfig(name="M", subjects=("m.*",), storage="memory", first_seq=5)
 

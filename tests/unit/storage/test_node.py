@@ -28,7 +28,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.replica import log_time
 from tests.support.folders import copy_at_one_moment
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PAYLOAD = b"x" * 1_000
 Scene = Callable[[StorageNode, LocalLink], Coroutine[Any, Any, None]]
 

@@ -32,8 +32,8 @@ from contrail_storage.wal.node_log import LogOptions
 from tests.crash import damage
 from tests.support.folders import contents, copy_at_one_moment
 
-PATIENCE_S = 20.0
-PATIENCE_NS = 10_000_000_000
+PATIENCE_S = 60.0
+PATIENCE_NS = 60_000_000_000
 Scene = Callable[[StorageNode, LocalLink], Awaitable[Any]]
 
 

@@ -22,7 +22,7 @@ from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.reading import replay
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 END = b"\xff\xff\xff\xff\0\0\0\0"
 BLOCK = 100
 BLOCKS = 12

@@ -165,7 +165,7 @@ def test_blocks_that_go_while_they_are_read_are_no_damage(
 
             def read_late(shard_id: int, spans: list[object]) -> list[object]:
                 # The directory named these blocks; now they go.
-                asyncio.run_coroutine_threadsafe(change_once(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(change_once(), loop).result(60)
                 return read(shard_id, spans)  # type: ignore[arg-type, return-value]
 
             loop = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ def test_scrub_runs_by_itself_and_ends_with_the_node(tmp_path: Path) -> None:
         options = NodeOptions(tmp_path / "data", scrub_pause_s=0.0)
         node = await asyncio.to_thread(StorageNode.open, options, SingleMemberGroups())
         await node.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while node.scrubber.counts.rounds < 3:
                 await asyncio.sleep(0)
         await node.stop()
