@@ -180,9 +180,15 @@ class GroupsOverLinks:
 
 
 def is_listed(node: StorageNode, stream: str) -> bool:
-    """Whether a node knows the stream by its name; its shard may be there before."""
+    """Whether a node knows the stream by its name and has its shards; either may come first."""
     entry = node.meta.streams.get(stream)
-    return entry is not None and entry.stage == "listed"
+    if entry is None or entry.stage != "listed":
+        return False
+    return all(
+        shard_id in node.applier.shards and node.applier.shards[shard_id].machine.exists
+        for shard_id, group in zip(entry.shard_ids, entry.groups, strict=True)
+        if group in node.groups
+    )
 
 
 class Nodes:

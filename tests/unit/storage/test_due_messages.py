@@ -41,7 +41,7 @@ class Stage:
         self.node = node
         self.link = LocalLink(node)
         self.commands: list[cmd.Expire] = []
-        self._later_ns = 0
+        self._begun_ns, self._later_ns = node.clock.now(), 0
         node.shard_log.log_time_ns = self.now_ns
         self.due = DueMessages(
             node.reader, node.shard_log, node.blocks, node._store.scan, node.until_written
@@ -56,7 +56,7 @@ class Stage:
         monkeypatch.setattr(StreamMachine, "apply", noting)
 
     def now_ns(self) -> int:
-        return self.node.clock.now() + self._later_ns
+        return self._begun_ns + self._later_ns
 
     @property
     def shard(self) -> Shard:

@@ -17,7 +17,7 @@ from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
-from tests.unit.storage.cluster_rig import NAMES, Nodes, running, turn, until
+from tests.unit.storage.cluster_rig import NAMES, Nodes, is_listed, running, turn, until
 
 SHARDS = 3
 CONFIG = StreamConfig(name="S", subjects=("s.*",), shards=SHARDS, num_replicas=3)
@@ -29,7 +29,7 @@ def play(folder: Path, scene: Callable[[Nodes], Coroutine[Any, Any, None]]) -> N
             for group in (1024, 1025, 1026):
                 await give(nodes, group, NAMES[group - 1024])
             await nodes.call("a", lambda link: link.put_stream(CONFIG, "put", None, False))
-            await until(lambda: all(len(node.streams.listed()) == 1 for node in nodes.all()))
+            await nodes.until_listed("S")
             await scene(nodes)
 
     asyncio.run(whole())
@@ -60,7 +60,7 @@ async def until_served(nodes: Nodes, but: str = "") -> LocalLink:
         return [
             node
             for name, node in nodes.links.nodes.items()
-            if name != but and "S" in node.meta.streams and node.streams.stream("S").is_led
+            if name != but and is_listed(node, "S") and node.streams.stream("S").is_led
         ]
 
     await until(lambda: len(serving()) == 1)
