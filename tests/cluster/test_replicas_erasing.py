@@ -23,13 +23,16 @@ def secret(seq: int) -> str:
 
 
 def publish(client: httpx.Client, first: int, count: int) -> None:
+    """Publish messages with ids; a leader that has just been killed may have to be replaced."""
+    deadline = time.monotonic() + PATIENCE_S
     for seq in range(first, first + count):
-        answer = client.post(
-            "/v1/subjects/S.a/messages",
-            content=secret(seq) + "." * 50,
-            headers={"Nats-Msg-Id": f"{seq}"},
-        )
-        assert answer.status_code in (200, 201), answer.text
+        content, headers = secret(seq) + "." * 50, {"Nats-Msg-Id": f"{seq}"}
+        while True:
+            answer = client.post("/v1/subjects/S.a/messages", content=content, headers=headers)
+            if answer.status_code in (200, 201):
+                break
+            assert answer.status_code in (503, 504), answer.text
+            assert time.monotonic() < deadline
 
 
 def content_of(subject: str) -> str:
