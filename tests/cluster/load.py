@@ -31,7 +31,7 @@ ACK_WAIT: Final = "2s"
 _BATCH_MAX: Final = 40
 _PULL_MAX: Final = 50
 _PAYLOAD_MAX: Final = 400
-_END_S: Final = 30.0
+_END_S: Final = 120.0
 _ONCE: Final = Retries(attempts=1)
 
 

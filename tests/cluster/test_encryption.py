@@ -19,8 +19,8 @@ from tests.support.folders import files_with
 from tests.support.servers import SECRET, Process, ServerProcess
 
 FIRST, SECOND, THIRD = (f"{number:064x}" for number in (1, 2, 3))
-PATIENCE_S: Final = 60.0
-PROGRESS_S: Final = 60.0
+PATIENCE_S: Final = 180.0
+PROGRESS_S: Final = 180.0
 SEED: Final = 815
 WORDS: Final = ("HiddenStream", "hidden-subject", "hidden-payload", "Hidden-Header", "hidden-value",
                 "HiddenConsumer", "hidden-id")  # fmt: skip

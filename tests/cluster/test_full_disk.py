@@ -23,7 +23,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from tests.crash.lives import wait_until
 from tests.support.servers import PLAIN, TIMEOUT_S, ServerProcess
 
-WAIT_S: Final = 60.0
+WAIT_S: Final = 180.0
 PAYLOAD_BYTES: Final = 512 << 10
 _SHIM: Final = Path(__file__).parents[1] / "support" / "failing_calls.c"
 

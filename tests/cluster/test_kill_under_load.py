@@ -13,7 +13,7 @@ from tests.cluster.verdict import problems
 from tests.support.servers import ServerProcess
 
 ACKS_BETWEEN_KILLS: Final = (150, 900)
-PROGRESS_S: Final = 60.0
+PROGRESS_S: Final = 180.0
 PAGE: Final = 1_000
 SEED: Final = 4_711
 

@@ -13,7 +13,7 @@ from contrail_common import __version__
 from tests.contract.talk import Talk
 from tests.support.servers import TIMEOUT_S, Process, SplitServers
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 TRACE: Final = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 STREAM: Final = "/v1/streams/S"

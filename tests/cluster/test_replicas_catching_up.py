@@ -17,7 +17,7 @@ BEFORE: Final = 20
 AFTER: Final = 20
 LARGE: Final = 900_000
 KEPT_MAX: Final = 6 << 20
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 
 pytestmark = pytest.mark.cluster
 

@@ -25,7 +25,7 @@ from tests.support.ports import HOST, free_port
 from tests.support.servers import TIMEOUT_S, Process, SplitServers
 
 SEED: Final = 1_729
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 STRANGERS: Final = 150
 STREAM: Final = "/v1/streams/S"
 NEXT: Final = f"{STREAM}/consumers/c/next"

@@ -14,7 +14,7 @@ from tests.support.servers import SplitServers
 NODES: Final = 3
 SHARDS: Final = 3
 BATCH: Final = 20
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 180.0
 
 pytestmark = pytest.mark.cluster
 

@@ -20,7 +20,7 @@ import pytest
 from tests.checks.repository import ROOT
 from tests.support.servers import ServerProcess
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 900.0
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PRINTED = re.compile(r"^(?: *print\(.*\)  )?# (.*)$", re.MULTILINE)
 STRICT = 'curl() { command curl --fail-with-body --silent --show-error "$@" && echo; }\n'

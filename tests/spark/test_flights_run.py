@@ -17,7 +17,7 @@ from contrail_flights.suggestions import suggestions
 pytestmark = pytest.mark.spark
 
 LIMIT = 3_000
-TIMEOUT_S = 240
+TIMEOUT_S = 900
 
 
 def arguments(data_dir: Path) -> list[str]:

@@ -16,7 +16,7 @@ from tests.spark.replay_server import ReplayServer
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 LOCAL, ELSEWHERE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 READ = LOCAL[LOCAL.index("flights = (") :]
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.support.ports import HOST, free_port
 from tests.support.servers import STOP_S, ServerProcess
 from tests.unit.containers.files import health_command, here
 
-START_S = 60.0
+START_S = 180.0
 POLL_S = 0.05
 TOKEN = "the-token-of-a-test"
 LIMIT = 1_000

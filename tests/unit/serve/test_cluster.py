@@ -46,7 +46,7 @@ def test_start_that_could_be_recorded_late_is_the_one_that_connects(tmp_path: Pa
             a._note_start(NodeEntry("a", 1, 1, boots, process + 1))  # another process, long ago
             assert a._hub.node.boots == boots - 1
             a._note_start(NodeEntry("a", 1, 1, boots, process))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await wait_until_connected(a, "b")
         finally:
             for peers, node in ((a, first), (b, second)):
