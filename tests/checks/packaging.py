@@ -15,7 +15,7 @@ from tests.checks.repository import ROOT, File
 # The sockets of the link do IO, and `publishing` waits; contract, frames and methods are pure.
 VOCABULARY = re.compile(
     r"^contrail_(common\.(?!__about__$|columns$)"
-    r"|link\.(?!publishing$|routed(\.(leaders|link|publishing|search))?$"
+    r"|link\.(?!publishing$|routed(\.(flows|leaders|link|publishing|search))?$"
     r"|tcp(\.(channel|client|connection|listeners|metrics|server))?$))"
 )
 CORE = re.compile(r"^contrail_\w+\.core(\.|$)")

@@ -103,6 +103,8 @@ class FakeNode:
         self.has_copy = True
         self.events: list[EventsResult] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        # When the last publish arrives: as on a connection, later ones arrive after it.
+        self._arrives_s = 0.0
 
     def right_hint(self, stream: str) -> str:
         leader = self.cluster.leaders[stream]
@@ -124,12 +126,18 @@ class FakeNode:
         if self.cluster.leaders[stream] is not self:
             raise ApiError(errors.NOT_LEADER, applied=False, leader=self.hint(stream))
 
-    async def _reach(self) -> None:
+    async def _reach(self, delay_s: float | None = None) -> None:
         self.asked += 1
         if self.down:
             raise ApiError(errors.NOT_READY, "not reached", applied=False)
-        if self.delay_s:
-            await wait_virtually(self.delay_s)
+        delay_s = self.delay_s if delay_s is None else delay_s
+        if delay_s:
+            await wait_virtually(delay_s)
+
+    def _delay_in_order_s(self) -> float:
+        now_s = asyncio.get_running_loop().time()
+        self._arrives_s = max(self._arrives_s + 1e-9, now_s + self.delay_s)
+        return self._arrives_s - now_s
 
     async def _read(self, stream: str) -> None:
         await self._reach()
@@ -137,8 +145,15 @@ class FakeNode:
             raise ApiError(errors.NOT_READY, "lost")
         self.check(stream)
 
-    async def _change(self, stream: str, name: str, content: Any, effect: Callable[[], Any]) -> Any:
-        await self._reach()
+    async def _change(
+        self,
+        stream: str,
+        name: str,
+        content: Any,
+        effect: Callable[[], Any],
+        delay_s: float | None = None,
+    ) -> Any:
+        await self._reach(delay_s)
         self.check(stream)
         self.sent.append((name, content))
         lost = self.lose or self.cluster.fates.pop(_key(content), "")
@@ -197,9 +212,11 @@ class FakeNode:
             results = [self.cluster.store(target, one) for one in messages]
             return PublishAck(target, results, "fsync")
 
+        delay_s = self._delay_in_order_s() if self.delay_s else 0.0
+
         async def work() -> None:
             try:
-                done(await self._change(target, "publish", messages, effect))
+                done(await self._change(target, "publish", messages, effect, delay_s))
             except ApiError as error:
                 done(error)
 
@@ -330,7 +347,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
         def skip(timeout: float | None) -> Any:
             assert timeout is not None, "everything waits, and nothing is due"
-            self._now_s += max(0.0, timeout)
+            # At least the resolution of the loop, which calls what is due within a nanosecond: a
+            # caller that waits again for the rest of its time would do so for ever.
+            self._now_s += max(1e-9, timeout)
             return select(0)
 
         selector.select = skip

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -14,15 +14,14 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_link.contract.cluster import NodeView
-from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.publish import PublishContent, PublishOutcome
 from contrail_link.contract.read import ReplicaPosition
 from contrail_link.contract.remote import Goal
 from contrail_link.contract.streams import Page
-from contrail_link.publishing import positions_by_subject
 from contrail_link.routed.leaders import Node
 from contrail_link.routed.listing import one_page, one_result, positions_of, sign_of
 from contrail_link.routed.outcomes import Kind, kind_of, may_repeat, no_leader, with_rest
-from contrail_link.routed.publishing import Publish, Publisher
+from contrail_link.routed.publishing import Publisher
 from contrail_link.routed.search import Finder, Search
 from contrail_link.tcp import methods
 from contrail_link.tcp.channel import Channel
@@ -76,7 +75,7 @@ class RoutedLink:
     @property
     def again(self) -> int:
         """Number of times that a request was sent again."""
-        return self._again + self._publisher.again
+        return self._again + self._publisher.flows.again
 
     # Publishing ----------------------------------------------------------------------------------
     def publish_then(
@@ -93,54 +92,7 @@ class RoutedLink:
         self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
         """Store each message where its subject goes; each node gets its messages together."""
-        of_node = positions_by_subject(messages, self._publisher.node_of)
-        for node, positions in of_node.items():
-            some = [messages[at] for at in positions]
-            node.link.publish_each_then(some, partial(self._answered, node, some, positions, done))
-
-    def _answered(
-        self,
-        node: Node,
-        messages: list[PublishMessage],
-        positions: list[int],
-        done: Callable[[list[int], PublishOutcome], None],
-        answered: list[int],
-        outcome: PublishOutcome,
-    ) -> None:
-        if isinstance(outcome, ApiError):
-            for at in answered:
-                self._answered_none(node, messages[at], partial(done, [positions[at]]), outcome)
-            return
-        subject = messages[answered[0]].subject
-        if self._publisher.leader_of(subject) is not node:
-            self._publisher.learn(node, outcome, subject)
-        failed = [run.code for run in outcome.results if run.code]
-        if not any(kind_of(errors.from_code(code, "")) is not Kind.FINAL for code in failed):
-            done([positions[at] for at in answered], outcome)
-            return
-        # The messages were cut into several entries of the log, and some of these were lost.
-        start = 0
-        for run in outcome.results:
-            of_run = answered[start : start + run.count]
-            start += run.count
-            error = errors.from_code(run.code, run.detail) if run.code else None
-            if error is None or kind_of(error) is Kind.FINAL:
-                ack = PublishAck(outcome.stream, [run], outcome.durability)
-                done([positions[at] for at in of_run], ack)
-                continue
-            for at in of_run:
-                self._answered_none(node, messages[at], partial(done, [positions[at]]), error)
-
-    def _answered_none(
-        self,
-        node: Node,
-        message: PublishMessage,
-        done: Callable[[PublishOutcome], None],
-        error: ApiError,
-    ) -> None:
-        """Send a message again that ``node`` has not stored as far as it knows, or pass that on."""
-        if not Publish(self._publisher, node, "", [message], done).send_again(error):
-            done(error)
+        self._publisher.publish_each_then(messages, done)
 
     # All nodes together --------------------------------------------------------------------------
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.model import StreamInfo
+from contrail_common.model import PublishMessage, StreamInfo
 from contrail_common.texts import I64Array
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
@@ -26,7 +26,15 @@ from contrail_link.contract.publish import (
 )
 from contrail_link.contract.remote import Goal
 from contrail_link.gathering import Gathering, PartOutcome
-from contrail_link.publishing import outcome_of
+from contrail_link.publishing import outcome_of, positions_by_subject
+from contrail_link.routed.flows import (
+    Flow,
+    Flows,
+    Publish,
+    each_outcome,
+    has_several,
+    subject_of,
+)
 from contrail_link.routed.layouts import (
     Layout,
     Part,
@@ -50,9 +58,10 @@ class Publisher:
     """Publishes to the leaders of streams. All fields belong to the event loop."""
 
     def __init__(self, finder: Finder, routed: StorageLink, answer_s: float) -> None:
-        self.again = 0
-        """Publishes that were sent again."""
         self._finder = finder
+        self.again_s = finder.again_s
+        self.flows = Flows(self)
+        """Publishes without an answer, in order."""
         # Longest time from a publish to the answer to its last repetition.
         self._answered_s = finder.again_s + answer_s
         # The link to the whole cluster, for questions about streams.
@@ -83,50 +92,84 @@ class Publisher:
         layout = self._layouts.get(stream)
         return stream if layout is None else layout.key(stream, subject)
 
+    def key_of(self, publish: Publish) -> str:
+        """Return the key of the flow to which a publish belongs, from what is known now."""
+        subject = first_subject(publish.content)
+        name = self._name(publish.stream, publish.subject)
+        return self._key(name, subject) if name else _unnamed(subject)
+
     def leader_of(self, subject: str) -> Node | None:
         """Return the node that probably leads the messages with a subject."""
         name = self._name("", subject)
         return self._finder.leaders.get(self._key(name, subject)) if name else None
 
-    def node_of(self, subject: str) -> Node:
-        """Return the node to ask first."""
-        return self.leader_of(subject) or self._finder.default
+    def node_of(self, key: str) -> Node:
+        """Return the node to ask first for what has a key."""
+        return self._finder.leaders.get(key) or self._finder.default
+
+    def _flow_of(self, subject: str, stream: str = "") -> Flow:
+        """Return the flow of a message for a stream, or for the one of its subject."""
+        # As long as there are messages of which less was known, later ones stay behind them.
+        flow = self.flows.get(_unnamed(subject))
+        if flow is not None:
+            return flow
+        name = self._name(stream, subject)
+        if not name:
+            return self.flows.of(_unnamed(subject))
+        return self.flows.get(name) or self.flows.of(self._key(name, subject))
 
     def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
         """Store messages as ``StorageLink.publish_then`` does."""
         name = self._name(stream, subject_of(content))
         layout = self._layouts.get(name)
-        if layout is None or layout.shards == 1:
-            self._send(stream, content, done, name)
-            return
-        parts = parts_of(layout, content)
-        if len(parts) == 1:
-            self._send(stream, content, done, key_of(name, parts[0].shard))
-        else:
+        parts = [] if layout is None or layout.shards == 1 else parts_of(layout, content)
+        if len(parts) > 1:
             self._scatter(name, parts, done)
+        else:
+            self._send(stream, content, done, self._flow_of(first_subject(content), stream))
 
-    def _send(
-        self,
-        stream: str,
-        content: PublishContent,
-        done: Done,
-        key: str,
-        begun_s: float | None = None,
+    def _send(self, stream: str, content: PublishContent, done: Done, flow: Flow) -> None:
+        flows = self.flows
+        number = flows.take_numbers(1)
+        publish = Publish(flows, flow, stream, content, done, self.now(), number)
+        leader = self._finder.leaders.get(flow.key)
+        publish.known = leader is not None
+        flows.send(publish, leader or self._finder.default)
+
+    def publish_each_then(
+        self, messages: list[PublishMessage], done: Callable[[list[int], PublishOutcome], None]
     ) -> None:
-        leader = self._finder.leaders.get(key) if key else None
-        node = leader or self._finder.default
-        publish = Publish(self, node, stream, content, done, known=leader is not None)
-        publish.begun_s = publish.begun_s if begun_s is None else begun_s
-        try:
-            node.link.publish_then(stream, content, publish.answered)
-        except ApiError as refusal:
-            if not publish.send_again(refusal):
-                raise
+        """Store each message where its subject goes; each node gets its messages together."""
+        flows = self.flows
+        first, begun_s = flows.take_numbers(len(messages)), self.now()
+        requests: dict[Node, _Together] = {}
+        for flow, positions in positions_by_subject(messages, self._flow_of).items():
+            node = self.node_of(flow.key)
+            if flow.is_open_for(node):
+                flows.begin(flow, node, len(positions))
+                request = requests.get(node)
+                if request is None:
+                    request = requests[node] = _Together(self, node, done, begun_s, first)
+                request.add(flow, positions)
+                continue
+            for at in positions:
+                one = partial(done, [at])
+                number = first + at
+                publish = Publish(flows, flow, "", [messages[at]], one, begun_s, number)
+                try:
+                    flows.wait(flow, publish)
+                except ApiError as error:
+                    one(error)
+        for request in requests.values():
+            request.send(messages)
 
     def _scatter(
         self, stream: str, parts: list[Part], done: Done, begun_s: float | None = None
     ) -> None:
-        """Send parts to the leaders of their shards; ``done`` gets the outcome of all."""
+        """Send parts to the leaders of their shards; ``done`` gets the outcome of all.
+
+        With ``begun_s``, the time at which they began, they are in no flow: see `_outcome_of`.
+        """
         durability = ""
 
         def gathered(outcome: PartOutcome) -> None:
@@ -147,14 +190,21 @@ class Publisher:
         gathering = Gathering(count, {}, len(parts), gathered)
         for part in parts:
             settle = partial(answered, part.positions)
+            key = key_of(stream, part.shard)
             try:
-                self._send(stream, part.content, settle, key_of(stream, part.shard), begun_s)
+                if begun_s is None:
+                    flow = self._flow_of(first_subject(part.content), stream)
+                    self._send(stream, part.content, settle, flow)
+                else:
+                    alone = Publish(self.flows, None, stream, part.content, settle, begun_s, -1)
+                    self.flows.send(alone, self.node_of(key))
             except ApiError as refusal:
                 # In a later turn, as all answers are.
                 asyncio.get_running_loop().call_soon(settle, refusal)
 
     async def close(self) -> None:
         """End the publishes that are being sent again with an unknown outcome."""
+        await self.flows.close()
         tasks: list[asyncio.Future[Any]] = [*self._tasks, *self._infos.values()]
         for task in tasks:
             task.cancel()
@@ -177,56 +227,76 @@ class Publisher:
             self._captured.note(subject, stream)
             self._captured.note(subject.partition(".")[0], stream)
 
-    def send_again(self, publish: "Publish", error: ApiError) -> None:
+    def send_alone(self, publish: Publish) -> None:
         """Send a publish again in the background."""
-        self.again += 1
-        task = asyncio.get_running_loop().create_task(self._finish(publish, error))
+        task = asyncio.get_running_loop().create_task(self._finish(publish))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, publish: "Publish", error: ApiError) -> None:
+    async def _finish(self, publish: Publish) -> None:
         outcome: PublishOutcome = ApiError(errors.OUTCOME_UNKNOWN, "this process ended")
         try:
-            outcome = await self._outcome(publish, error)
+            outcome = await self.outcome(publish)
         finally:
             publish.done(outcome)
 
-    async def _outcome(self, publish: "Publish", error: ApiError) -> PublishOutcome:
+    async def outcome(self, publish: Publish) -> PublishOutcome:
         """Send a publish until it is answered; return the outcome."""
-        until = publish.begun_s + self._finder.again_s
-        lost = False
+        until = publish.begun_s + self.again_s
+        error = publish.error
         try:
-            stream = publish.stream or await _in_time(until, self._stream_of(publish.subject))
-            if error.spec is errors.NOT_LEADER and has_several(publish.content):
-                parts = await _in_time(until, self._parts(stream, publish.content))
-                if len(parts) > 1:
-                    return await self._outcome_of(stream, parts, publish.begun_s)
+            stream = await self.stream_of(publish)
             key = self._key(stream, first_subject(publish.content))
             search = Search(self._finder, Goal.LEADER, key, until)
-            search.node = publish.node
+            search.node = publish.node or search.node
             while True:
-                kind = kind_of(error)
-                if kind is Kind.FINAL:
-                    return unknown(error) if lost else error
-                if kind is Kind.LOST and not lost:
-                    lost = True
-                    if not is_repeatable(publish.content):
-                        return unknown(error)
-                    if not await _in_time(until, self._remembers(stream)):
-                        return unknown(error)
-                await search.next(error)
+                if error is not None:
+                    parts = await self._after(publish, stream, error)
+                    if len(parts) > 1:
+                        return await self._outcome_of(stream, parts, publish.begun_s)
+                    await search.next(error)
                 # After a loss, the stream is named: another one may capture the subject by now.
-                named = stream if lost else publish.stream
+                named = stream if publish.lost else publish.stream
                 outcome = await outcome_of(search.node.link, named, publish.content)
                 if isinstance(outcome, PublishAck):
                     self.learn(search.node, outcome, publish.subject)
-                    return of_repeated(outcome) if lost else outcome
+                    return of_repeated(outcome) if publish.lost else outcome
                 error = outcome
         except ApiError as refusal:
-            return unknown(error) if lost else refusal
+            return unknown(refusal) if publish.lost else refusal
 
-    async def _stream_of(self, subject: str) -> str:
-        return self._captured.get(subject) or await self._routed.stream_for_subject(subject)
+    async def _after(self, publish: Publish, stream: str, error: ApiError) -> list[Part]:
+        """Return the parts of a publish that may be sent again; none if it is for one shard.
+
+        Raises an error for the caller if that is not safe.
+        """
+        kind = kind_of(error)
+        if kind is Kind.FINAL:
+            raise error
+        publish.error = error
+        publish.lost |= kind is Kind.LOST
+        if publish.lost and not publish.safe:
+            await self.check_window(publish, stream)
+        if error.spec is not errors.NOT_LEADER or not has_several(publish.content):
+            return []
+        until = publish.begun_s + self.again_s
+        return await _in_time(until, self._parts(stream, publish.content))
+
+    async def stream_of(self, publish: Publish) -> str:
+        """Return the stream for a publish: the one that was given, or that captures its subject."""
+        name = publish.stream or self._captured.get(publish.subject)
+        if name:
+            return name
+        asked = self._routed.stream_for_subject(publish.subject)
+        return await _in_time(publish.begun_s + self.again_s, asked)
+
+    async def check_window(self, publish: Publish, stream: str) -> None:
+        """Raise the error of a publish that was lost, unless its stream remembers it."""
+        until = publish.begun_s + self.again_s
+        safe = is_repeatable(publish.content)
+        if not (safe and await _in_time(until, self._remembers(stream))):
+            raise publish.error or ApiError(errors.OUTCOME_UNKNOWN)
+        publish.safe = True
 
     async def _parts(self, stream: str, content: PublishContent) -> list[Part]:
         """Return the parts of a batch that a node has refused, by the layout that is right now."""
@@ -266,60 +336,79 @@ class Publisher:
                 self._finder.leaders.note(key_of(stream, number), node)
 
 
-class Publish:
-    """A publish on its way to a node, which is ``known`` to lead the stream or is only a guess."""
+class _Together:
+    """Messages of any flows that are sent to a node with one request."""
 
-    __slots__ = ("_known", "_publisher", "begun_s", "content", "done", "node", "stream")
+    __slots__ = (
+        "_begun_s", "_done", "_first", "_flow_of", "_flows", "_node", "_positions", "_publisher",
+    )  # fmt: skip
 
     def __init__(
         self,
         publisher: Publisher,
         node: Node,
-        stream: str,
-        content: PublishContent,
-        done: Done,
-        *,
-        known: bool = False,
+        done: Callable[[list[int], PublishOutcome], None],
+        begun_s: float,
+        first: int,
     ) -> None:
         self._publisher = publisher
-        self._known = known
-        self.node = node
-        self.stream = stream
-        self.content = content
-        self.done = done
-        self.begun_s = publisher.now()
+        self._node = node
+        self._done = done
+        self._begun_s = begun_s
+        # Number of the message at position 0.
+        self._first = first
+        # Positions of the messages in the call, in order.
+        self._positions: list[int] = []
+        # Their flows.
+        self._flows: list[Flow] = []
+        # Flows by position; empty if all messages are of the same one.
+        self._flow_of: dict[int, Flow] = {}
 
-    @property
-    def subject(self) -> str:
-        """The subject by which the stream is chosen, or "" if the stream was given."""
-        return "" if self.stream else subject_of(self.content)
+    def add(self, flow: Flow, positions: list[int]) -> None:
+        """Add messages of a flow."""
+        if len(self._flows) == 1:
+            self._flow_of = dict.fromkeys(self._positions, self._flows[0])
+        self._flows.append(flow)
+        self._positions += positions
+        if self._flow_of:
+            self._flow_of |= dict.fromkeys(positions, flow)
 
-    def answered(self, outcome: PublishOutcome) -> None:
-        """Pass the outcome on, or send the publish again."""
-        if isinstance(outcome, PublishAck):
-            if not self._known:
-                self._publisher.learn(self.node, outcome, self.subject)
-            self.done(outcome)
-        elif not self.send_again(outcome):
-            self.done(outcome)
+    def send(self, messages: list[PublishMessage]) -> None:
+        """Send the messages, which are in ``messages``, in their order there."""
+        self._positions.sort()
+        some = [messages[at] for at in self._positions]
+        self._node.link.publish_each_then(some, partial(self._answered, some))
 
-    def send_again(self, error: ApiError) -> bool:
-        """Send the publish again if that is safe after ``error``; else return False."""
-        kind = kind_of(error)
-        if kind is Kind.FINAL or (kind is Kind.LOST and not is_repeatable(self.content)):
-            return False
-        self._publisher.send_again(self, error)
-        return True
+    def _answered(
+        self, messages: list[PublishMessage], answered: list[int], outcome: PublishOutcome
+    ) -> None:
+        publisher, first, flow_of = self._publisher, self._first, self._flow_of
+        positions = [self._positions[at] for at in answered]
+        if isinstance(outcome, PublishAck) and not any(run.code for run in outcome.results):
+            subject = messages[answered[0]].subject
+            if publisher.leader_of(subject) is not self._node:
+                publisher.learn(self._node, outcome, subject)
+            self._done(positions, outcome)
+            if flow_of:
+                for at in positions:
+                    publisher.flows.acknowledged(flow_of[at], first + at, 1)
+            else:
+                publisher.flows.acknowledged(self._flows[0], first + positions[-1], len(positions))
+            return
+        for own, at, one in zip(
+            answered, positions, each_outcome(outcome, len(positions)), strict=True
+        ):
+            flow, done = flow_of.get(at) or self._flows[0], partial(self._done, [at])
+            content, number = [messages[own]], first + at
+            publish = Publish(
+                publisher.flows, flow, "", content, done, self._begun_s, number, self._node
+            )
+            publish.answered(one)
 
 
-def has_several(content: PublishContent) -> bool:
-    """Return True if these are several messages."""
-    return (len(content) if isinstance(content, list) else content.count) > 1
-
-
-def subject_of(content: PublishContent) -> str:
-    """Return the subject by which storage chooses the stream of a list."""
-    return content[0].subject if isinstance(content, list) and content else ""
+def _unnamed(subject: str) -> str:
+    """Return the key of messages whose stream is not known. No stream has such a name."""
+    return "/" + subject.partition(".")[0]
 
 
 async def _in_time(until: float, work: Coroutine[Any, Any, _R]) -> _R:

@@ -1,0 +1,467 @@
+"""Publishes in order: those for one leader go to one node at a time, and are sent again in order.
+
+All publishes with the same key (see `layouts.key_of`) are a flow. As long as its publishes are
+under way to one node, later ones follow them there. As soon as one of them comes back, or another
+node leads, later ones wait until all that are under way are answered. Then those that came back and
+those that wait are sent in the order in which they began.
+
+A publish that comes back after a later one was answered is refused: it is too late to send it.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any, Final, Protocol
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_link.contract.publish import (
+    PublishAck,
+    PublishContent,
+    PublishOutcome,
+    is_repeatable,
+)
+from contrail_link.routed.leaders import Node
+from contrail_link.routed.outcomes import Kind, kind_of, no_leader, of_repeated, unknown
+
+SETTLE_S: Final = 1.0
+"""How long later publishes wait for a node to answer earlier ones before they go elsewhere."""
+WAITING_BYTES_MAX: Final = 64 << 20
+"""Bytes of publishes that wait for a leader; above this, further ones are refused."""
+_MESSAGE_BYTES: Final = 512
+"""Bytes that a waiting message counts in addition to its payload."""
+_TOGETHER_MAX: Final = 200
+"""Messages that are sent again with one request, and requests that are sent in one step."""
+_REQUEST_BYTES: Final = 1 << 20
+"""Bytes of messages that are sent again with one request."""
+_ROUND_BYTES: Final = 32 << 20
+"""Bytes that are sent again before the answers to all of them are there."""
+_LATE_S: Final = 0.001
+"""How late a publish whose time is over may be refused."""
+_number: Final = attrgetter("number")
+
+
+class Sender(Protocol):
+    """What sends the first publish of a flow to one node after the other."""
+
+    again_s: float
+
+    def now(self) -> float:
+        """Return the time of the event loop."""
+        ...
+
+    def key_of(self, publish: "Publish") -> str:
+        """Return the key of a publish, from what is known now."""
+        ...
+
+    def node_of(self, key: str) -> Node:
+        """Return the node to ask first."""
+        ...
+
+    def learn(self, node: Node, ack: PublishAck, subject: str) -> None:
+        """Note that a node has stored messages."""
+        ...
+
+    def send_alone(self, publish: "Publish") -> None:
+        """Send a publish again that is part of no flow."""
+        ...
+
+    async def outcome(self, publish: "Publish") -> PublishOutcome:
+        """Send a publish until it is answered or its time is over."""
+        ...
+
+    async def stream_of(self, publish: "Publish") -> str:
+        """Return the stream for a publish."""
+        ...
+
+    async def check_window(self, publish: "Publish", stream: str) -> None:
+        """Raise an error if a publish that was lost is not safe to repeat."""
+        ...
+
+
+class Flow:
+    """The publishes for one leader."""
+
+    __slots__ = ("key", "newest", "node", "settled", "task", "underway", "waiting")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.node: Node | None = None
+        """The node to which those under way were sent last."""
+        self.underway = 0
+        """Messages and batches that were sent and have no answer."""
+        self.newest = -1
+        """The highest number that was acknowledged."""
+        self.waiting: list[Publish] = []
+        """Publishes to be sent, by number."""
+        self.task: asyncio.Task[None] | None = None
+        """Sends those that wait; while there is one, all others wait too."""
+        self.settled: asyncio.Future[None] | None = None
+        """Done when nothing is under way; None if nobody waits for that."""
+
+    def is_open_for(self, node: Node) -> bool:
+        """Return True if a publish that is sent to ``node`` now overtakes none."""
+        return self.task is None and (not self.underway or self.node is node)
+
+
+class Publish:
+    """A publish on its way to a node, which is ``known`` to lead the stream or is only a guess."""
+
+    __slots__ = (
+        "begun_s", "content", "done", "error", "flow", "flows", "known", "lost", "node", "number",
+        "safe", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        flows: "Flows",
+        flow: Flow | None,
+        stream: str,
+        content: PublishContent,
+        done: Callable[[PublishOutcome], None],
+        begun_s: float,
+        number: int,
+        node: Node | None = None,
+    ) -> None:
+        self.flows = flows
+        self.flow = flow
+        self.stream = stream
+        self.content = content
+        self.done = done
+        self.begun_s = begun_s
+        self.number = number
+        """Its position among all publishes."""
+        self.node = node
+        self.known = False
+        self.error: ApiError | None = None
+        """The last answer; None if it was not sent yet."""
+        self.lost = False
+        """An answer was lost, so the messages may be stored already."""
+        self.safe = False
+        """It is known that the stream recognises the messages if they are stored already."""
+
+    @property
+    def subject(self) -> str:
+        """The subject by which the stream is chosen, or "" if the stream was given."""
+        return "" if self.stream else subject_of(self.content)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it counts while it waits."""
+        if isinstance(self.content, MessageBatch):
+            return self.content.size() + _MESSAGE_BYTES
+        return sum([len(one.payload) + _MESSAGE_BYTES for one in self.content])
+
+    @property
+    def is_plain(self) -> bool:
+        """True if it is a single message for the stream of its subject, and was never lost."""
+        listed = isinstance(self.content, list) and len(self.content) == 1
+        return listed and not self.stream and not self.lost
+
+    def answered(self, outcome: PublishOutcome) -> None:
+        """Pass the outcome of a request on, or send the publish again."""
+        flow = self.flow
+        if isinstance(outcome, PublishAck):
+            if not self.known and self.node is not None:
+                self.flows.sender.learn(self.node, outcome, self.subject)
+            self.done(of_repeated(outcome) if self.lost else outcome)
+            if flow is not None and is_stored(outcome):
+                flow.newest = max(flow.newest, self.number)
+        elif not self.send_again(outcome):
+            self.refuse(outcome)
+        if flow is not None:
+            self.flows.settle(flow, 1)
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error."""
+        self.done(unknown(error) if self.lost else error)
+
+    def send_again(self, error: ApiError) -> bool:
+        """Send the publish again if that is safe after ``error``; else return False."""
+        kind = kind_of(error)
+        if kind is Kind.FINAL or (kind is Kind.LOST and not is_repeatable(self.content)):
+            return False
+        self.error = error
+        self.lost |= kind is Kind.LOST
+        self.flows.again += 1
+        if self.flow is None:
+            self.flows.sender.send_alone(self)
+        else:
+            self.flows.enqueue(self.flow, self)
+        return True
+
+
+class Flows:
+    """All flows of this process. All fields belong to the event loop."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+        self.again = 0
+        """Publishes that were sent again."""
+        # By key; a flow without publishes is dropped.
+        self._flows: dict[str, Flow] = {}
+        self.get: Final = self._flows.get
+        """Return the flow with a key, or None."""
+        self._next_number = 0
+        # Bytes of all publishes that wait.
+        self._bytes = 0
+
+    def take_numbers(self, count: int) -> int:
+        """Return the first of ``count`` new numbers."""
+        first = self._next_number
+        self._next_number += count
+        return first
+
+    def of(self, key: str) -> Flow:
+        """Return the flow with a key."""
+        flow = self._flows.get(key)
+        if flow is None:
+            flow = self._flows[key] = Flow(key)
+        return flow
+
+    def begin(self, flow: Flow, node: Node, count: int) -> None:
+        """Note that ``count`` publishes are sent to a node."""
+        flow.node = node
+        flow.underway += count
+
+    def settle(self, flow: Flow, count: int) -> None:
+        """Note that ``count`` publishes of those under way were answered."""
+        flow.underway -= count
+        if not flow.underway:
+            if flow.settled is not None and not flow.settled.done():
+                flow.settled.set_result(None)
+            self._drop_if_empty(flow)
+
+    def acknowledged(self, flow: Flow, newest: int, count: int) -> None:
+        """Note that ``count`` publishes were stored, of which ``newest`` has the highest number."""
+        flow.newest = max(flow.newest, newest)
+        self.settle(flow, count)
+
+    def send(self, publish: Publish, node: Node) -> None:
+        """Send a publish, or let it wait for its turn. Raises a refusal without effect."""
+        flow = publish.flow
+        if flow is not None and not flow.is_open_for(node):
+            self.wait(flow, publish)
+            return
+        publish.node = node
+        if flow is not None:
+            self.begin(flow, node, 1)
+        try:
+            node.link.publish_then(publish.stream, publish.content, publish.answered)
+        except ApiError as refusal:
+            sent_again = publish.send_again(refusal)
+            if flow is not None:
+                self.settle(flow, 1)
+            if not sent_again:
+                raise
+
+    def wait(self, flow: Flow, publish: Publish) -> None:
+        """Let a new publish wait for its turn. Raises OVERLOADED if too many bytes wait."""
+        if self._bytes + publish.size > WAITING_BYTES_MAX:
+            detail = "too many bytes wait for a leader of their stream"
+            raise ApiError(errors.OVERLOADED, detail, retry_after_s=1, applied=False)
+        self.enqueue(flow, publish)
+
+    def enqueue(self, flow: Flow, publish: Publish) -> None:
+        """Send a publish when its turn comes."""
+        self._bytes += publish.size
+        insort(flow.waiting, publish, key=_number)
+        if flow.task is None:
+            flow.task = asyncio.get_running_loop().create_task(self._drain(flow))
+
+    async def close(self) -> None:
+        """Answer those that wait with an unknown outcome."""
+        draining = [flow for flow in self._flows.values() if flow.task is not None]
+        tasks = [flow.task for flow in draining if flow.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for flow in draining:
+            self._end(flow)  # a task that was cancelled before its first step has not done that
+
+    def _drop_if_empty(self, flow: Flow) -> None:
+        if not flow.underway and flow.task is None and self._flows.get(flow.key) is flow:
+            del self._flows[flow.key]
+
+    def _take(self, flow: Flow) -> Publish:
+        publish = flow.waiting.pop(0)
+        self._bytes -= publish.size
+        return publish
+
+    async def _drain(self, flow: Flow) -> None:
+        try:
+            while flow.waiting:
+                await _until_settled(flow)
+                self._refuse_late(flow)
+                self._move(flow)
+                # The first one finds the leader. Two at once could find a node that refuses the
+                # first, becomes the leader, and stores the second.
+                if flow.waiting and await self._send_first(flow):
+                    self._move(flow)
+                    await self._send_rest(flow)
+        finally:
+            self._end(flow)
+
+    def _end(self, flow: Flow) -> None:
+        flow.task = None
+        while flow.waiting:  # this process ends
+            self._take(flow).refuse(_ended())
+        self._drop_if_empty(flow)
+
+    def _refuse_late(self, flow: Flow) -> None:
+        """Refuse those whose time is over, and those that later ones have overtaken."""
+        now_s = self.sender.now()
+        while flow.waiting:
+            first = flow.waiting[0]
+            if first.number < flow.newest:
+                detail = "a later message was stored before this one could be sent again"
+                error = ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+            elif first.begun_s + self.sender.again_s <= now_s:
+                error = no_leader(first.error or ApiError(errors.NOT_LEADER))
+            else:
+                return
+            self._take(flow).refuse(error)
+
+    def _move(self, flow: Flow) -> None:
+        """Hand those to other flows of which more is known than when they began."""
+        while flow.waiting and (key := self.sender.key_of(flow.waiting[0])) != flow.key:
+            publish = self._take(flow)
+            publish.flow = self.of(key)
+            self.enqueue(publish.flow, publish)
+
+    async def _send_first(self, flow: Flow) -> bool:
+        """Send the first publish until it is answered; return True if a node has taken it."""
+        first = self._take(flow)
+        outcome: PublishOutcome = _ended()
+        sending = asyncio.ensure_future(self.sender.outcome(first))
+        try:
+            while not sending.done():
+                now_s = self.sender.now()
+                begun_s = flow.waiting[0].begun_s if flow.waiting else now_s
+                wait_s = max(_LATE_S, begun_s + self.sender.again_s - now_s)
+                await asyncio.wait([sending], timeout=wait_s)
+                self._refuse_late(flow)
+            outcome = sending.result()
+        finally:
+            await _ended_of(sending)
+            if is_stored(outcome):
+                flow.newest = max(flow.newest, first.number)
+            first.done(outcome)
+        return isinstance(outcome, PublishAck)
+
+    async def _send_rest(self, flow: Flow) -> None:
+        """Send those that wait to the leader, until one comes back."""
+        node = self.sender.node_of(flow.key)
+        safe: set[str] = set()
+        size = count = 0
+        while flow.waiting and size < _ROUND_BYTES:
+            first = flow.waiting[0]
+            if first.lost and not first.safe and not await self._is_safe(flow, first, safe):
+                continue
+            together = self._take_together(flow)
+            size += sum([one.size for one in together])
+            self._send_together(flow, node, together)
+            if flow.waiting and flow.waiting[0].number < together[-1].number:
+                return
+            count += 1
+            if len(together) > 1 or count % _TOGETHER_MAX == 0:
+                await asyncio.sleep(0)
+
+    async def _is_safe(self, flow: Flow, publish: Publish, safe: set[str]) -> bool:
+        """Return True if a lost publish may be sent again; otherwise it is answered.
+
+        ``safe`` are streams whose duplicate windows are long enough.
+        """
+        try:
+            # Another stream may capture the subject by now.
+            publish.stream = await self.sender.stream_of(publish)
+            if publish.stream not in safe:
+                await self.sender.check_window(publish, publish.stream)
+        except ApiError as error:
+            flow.waiting.remove(publish)
+            self._bytes -= publish.size
+            publish.refuse(error)
+            return False
+        safe.add(publish.stream)
+        publish.safe = True
+        return flow.waiting[0] is publish
+
+    def _take_together(self, flow: Flow) -> list[Publish]:
+        """Take what one request can carry."""
+        together = [self._take(flow)]
+        size = together[0].size
+        if together[0].is_plain:
+            while flow.waiting and flow.waiting[0].is_plain and len(together) < _TOGETHER_MAX:
+                size += flow.waiting[0].size
+                if size > _REQUEST_BYTES:
+                    break
+                together.append(self._take(flow))
+        return together
+
+    def _send_together(self, flow: Flow, node: Node, together: list[Publish]) -> None:
+        self.begin(flow, node, len(together))
+        for publish in together:
+            publish.node, publish.known = node, False
+        if len(together) == 1:
+            (publish,) = together
+            try:
+                node.link.publish_then(publish.stream, publish.content, publish.answered)
+            except ApiError as refusal:
+                publish.answered(refusal)
+            return
+
+        def answered(positions: list[int], outcome: PublishOutcome) -> None:
+            for at, one in zip(positions, each_outcome(outcome, len(positions)), strict=True):
+                together[at].answered(one)
+
+        messages = [one.content[0] for one in together if isinstance(one.content, list)]
+        node.link.publish_each_then(messages, answered)
+
+
+def is_stored(outcome: PublishOutcome) -> bool:
+    """Return True if a message was stored."""
+    return isinstance(outcome, PublishAck) and not all(run.code for run in outcome.results)
+
+
+def each_outcome(outcome: PublishOutcome, count: int) -> Iterator[PublishOutcome]:
+    """Return the outcome of each of ``count`` messages that were sent together."""
+    if isinstance(outcome, ApiError):
+        yield from [outcome] * count
+        return
+    for run in outcome.results:
+        for one in run.each():
+            # Messages are cut into several entries of the log, and some of these may be lost.
+            error = errors.from_code(one.code, one.detail) if one.code else None
+            if error is not None and kind_of(error) is not Kind.FINAL:
+                yield error
+            else:
+                yield PublishAck(outcome.stream, [one], outcome.durability)
+
+
+def has_several(content: PublishContent) -> bool:
+    """Return True if these are several messages."""
+    return (len(content) if isinstance(content, list) else content.count) > 1
+
+
+def subject_of(content: PublishContent) -> str:
+    """Return the subject by which storage chooses the stream of a list."""
+    return content[0].subject if isinstance(content, list) and content else ""
+
+
+async def _until_settled(flow: Flow) -> None:
+    """Wait until those under way are answered, but not for ever: a node may be silent."""
+    if flow.underway:
+        flow.settled = asyncio.get_running_loop().create_future()
+        await asyncio.wait([flow.settled], timeout=SETTLE_S)
+        flow.settled = None
+
+
+async def _ended_of(work: "asyncio.Future[Any]") -> None:
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+def _ended() -> ApiError:
+    return ApiError(errors.OUTCOME_UNKNOWN, "this process ended")

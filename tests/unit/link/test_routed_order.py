@@ -1,0 +1,287 @@
+"""The order of publishes over changes of the leader."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
+from contrail_common.errors import ApiError
+from contrail_common.model import PublishMessage
+from contrail_link.contract.publish import PublishAck, PublishOutcome
+from contrail_link.routed.flows import SETTLE_S, WAITING_BYTES_MAX
+from contrail_link.routed.link import RoutedLink
+from tests.unit.link.routed_rig import Cluster, run_virtually, wait_virtually
+
+AGAIN_S = 5.0
+ANSWER_S = 10.0
+
+
+class Socket:
+    """Publishes numbered messages without waiting, and notes the outcome of each."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(3)
+        self.nodes = self.cluster.nodes
+        self.link = RoutedLink(self.cluster.routed, AGAIN_S, ANSWER_S)
+        self.outcomes: dict[int, PublishOutcome] = {}
+        self.sent = 0
+
+    def message(self, subject: str, *, safe: bool = True, size: int = 0) -> PublishMessage:
+        self.sent += 1
+        number = str(self.sent)
+        return PublishMessage(
+            subject, None, number.encode().ljust(size), f"id{number}" if safe else None
+        )
+
+    def publish(self, *messages: PublishMessage) -> None:
+        """Publish single messages that arrived together."""
+        numbers = [int(one.payload) for one in messages]
+
+        def done(positions: list[int], outcome: PublishOutcome) -> None:
+            for at in positions:
+                assert numbers[at] not in self.outcomes
+                self.outcomes[numbers[at]] = outcome
+
+        self.link.publish_each_then(list(messages), done)
+
+    def publish_batch(self, stream: str, *messages: PublishMessage, columns: bool) -> None:
+        def done(outcome: PublishOutcome) -> None:
+            for one in messages:
+                assert int(one.payload) not in self.outcomes
+                self.outcomes[int(one.payload)] = outcome
+
+        content = list(messages)
+        try:
+            self.link.publish_then(stream, MessageBatch.of(content) if columns else content, done)
+        except ApiError as refusal:
+            done(refusal)
+
+    async def until_answered(self) -> None:
+        while len(self.outcomes) < self.sent:
+            await wait_virtually(0.01)
+
+    def stored(self, stream: str) -> list[int]:
+        return [int(one.payload) for one in self.cluster.stored[stream]]
+
+    def acked(self) -> set[int]:
+        return {
+            number
+            for number, one in self.outcomes.items()
+            if isinstance(one, PublishAck) and not any(run.code for run in one.results)
+        }
+
+
+@pytest.mark.parametrize("lose", ["", "before", "after"])
+def test_messages_keep_their_order_over_changes_of_the_leader(lose: str) -> None:
+    """Some are refused or lost at the old leader while later ones are sent."""
+
+    async def scenario() -> None:
+        socket = Socket()
+        for node in socket.nodes:
+            node.delay_s = 0.02
+        for at in range(600):
+            if at % 100 == 50:
+                leader = socket.nodes[at // 100 % 3]
+                leader.lead()
+                for node in socket.nodes:
+                    node.lose = "" if node is leader else lose
+            if at % 10:
+                socket.publish(socket.message("S.a"), socket.message("S.b"))
+            else:
+                socket.publish_batch("S", socket.message("S.a"), columns=at % 20 == 0)
+            await wait_virtually(0.001)
+        await socket.until_answered()
+        assert socket.acked() == set(range(1, socket.sent + 1))
+        assert socket.stored("S") == sorted(socket.stored("S"))
+        assert len(socket.stored("S")) == socket.sent
+
+    run_virtually(scenario())
+
+
+def test_messages_of_unknown_streams_keep_their_order() -> None:
+    """The first ones go to a node that does not lead; what they teach must not help later ones."""
+
+    async def scenario() -> None:
+        socket = Socket()
+        socket.nodes[2].lead("S")
+        socket.nodes[1].lead("T")
+        for node in socket.nodes:
+            node.delay_s = 0.01
+        for _ in range(40):
+            socket.publish(socket.message("S.a"), socket.message("T.a"), socket.message("S.b"))
+            await wait_virtually(0.002)
+        await socket.until_answered()
+        assert len(socket.acked()) == 120
+        for stream in "ST":
+            assert socket.stored(stream) == sorted(socket.stored(stream))
+        assert not socket.link._publisher.flows._flows  # pyright: ignore[reportPrivateUsage]
+
+    run_virtually(scenario())
+
+
+def test_silent_node_delays_later_messages_for_a_short_time_only() -> None:
+    """What comes back from it after that is refused: it would be overtaken."""
+
+    async def scenario() -> None:
+        socket = Socket()
+        clock = asyncio.get_running_loop()
+        socket.publish(socket.message("S.a"))
+        await socket.until_answered()
+        socket.nodes[0].delay_s = 3.0
+        socket.publish(socket.message("S.a", safe=False))
+        socket.nodes[1].lead()
+        socket.nodes[0].delay_s = 0.001
+        await socket.link.link.stream_info("S")
+        begun_s = clock.time()
+        socket.publish(socket.message("S.a"))
+        while 3 not in socket.outcomes:
+            await wait_virtually(0.01)
+        assert clock.time() - begun_s < SETTLE_S + 0.1
+        await socket.until_answered()
+        assert socket.stored("S") == [1, 3]
+        late = socket.outcomes[2]
+        assert isinstance(late, ApiError)
+        assert (late.spec, late.applied) == (errors.NOT_READY, False)
+
+    run_virtually(scenario())
+
+
+def test_bytes_that_wait_for_a_leader_are_bounded() -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.cluster.leaders["S"] = None
+        size = WAITING_BYTES_MAX // 8
+        for _ in range(10):
+            socket.publish(socket.message("S.a", size=size))
+            await wait_virtually(0.01)
+        socket.publish_batch("S", socket.message("S.a", size=size), columns=True)
+        # The first one asks for the leader, and seven fit beside it.
+        refused = {9, 10, 11}
+        assert set(socket.outcomes) == refused
+        for number in refused:
+            found = socket.outcomes[number]
+            assert isinstance(found, ApiError)
+            assert (found.spec, found.applied) == (errors.OVERLOADED, False)
+            assert found.detail == "too many bytes wait for a leader of their stream"
+        socket.publish(socket.message("T.a"))  # another stream, which has a leader
+        await wait_virtually(0.1)
+        assert socket.acked() == {12}
+        socket.nodes[1].lead()
+        await socket.until_answered()
+        assert socket.stored("S") == list(range(1, 9))
+        socket.cluster.leaders["S"] = None
+        for _ in range(8):
+            socket.publish(socket.message("S.a", size=size))
+        await wait_virtually(1.0)
+        assert len(socket.outcomes) == 12  # there is room again
+
+    run_virtually(scenario())
+
+
+def test_messages_that_wait_are_refused_in_time() -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.cluster.leaders["S"] = None
+        clock = asyncio.get_running_loop()
+        for _ in range(100):
+            socket.publish(socket.message("S.a"))
+            await wait_virtually(0.01)
+        await socket.until_answered()
+        assert clock.time() < 1.0 + AGAIN_S + 0.5
+        assert {one.spec for one in socket.outcomes.values()} == {errors.NOT_READY}  # type: ignore[union-attr]
+        assert {one.applied for one in socket.outcomes.values()} == {False}  # type: ignore[union-attr]
+        socket.nodes[1].lead()
+        socket.publish(socket.message("S.a"))
+        await socket.until_answered()
+        assert socket.stored("S") == [101]
+
+    run_virtually(scenario())
+
+
+def test_slow_answer_to_the_first_does_not_hold_up_the_others_for_longer_than_their_time() -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.cluster.leaders["S"] = None
+        clock = asyncio.get_running_loop()
+        for _ in range(3):
+            socket.publish(socket.message("S.a"))
+        await wait_virtually(0.5)
+        for node in socket.nodes:
+            node.delay_s = 8.0
+        socket.nodes[1].lead()
+        while len(socket.outcomes) < 2:
+            await wait_virtually(0.01)
+        assert clock.time() < AGAIN_S + 0.1
+        await socket.until_answered()
+        assert clock.time() < AGAIN_S + ANSWER_S
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("turns", [0, 5])
+def test_messages_that_wait_are_unknown_when_the_link_is_closed(turns: int) -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.cluster.leaders["S"] = None
+        socket.publish(socket.message("S.a"), socket.message("S.a"))
+        while socket.link._publisher.flows.again < 2:  # pyright: ignore[reportPrivateUsage]
+            await wait_virtually(0.0001)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        socket.publish(socket.message("S.a"))
+        await socket.link.close()
+        assert {one.spec for one in socket.outcomes.values()} == {errors.OUTCOME_UNKNOWN}  # type: ignore[union-attr]
+        assert len(socket.outcomes) == 3
+
+    run_virtually(scenario())
+
+
+def disturb(socket: Socket, chance: random.Random) -> None:
+    node = chance.choice(socket.nodes)
+    what = chance.randrange(8)
+    if what < 3:
+        node.lead(*chance.choice((("S",), ("T",), ("S", "T"))))
+    elif what == 3:
+        socket.cluster.leaders["S"] = None
+    elif what == 4:
+        node.down = not node.down
+    elif what == 5:
+        node.lose = "" if node.lose else "before"
+    elif what == 6:
+        node.hint = chance.choice((node.right_hint, lambda stream: "", lambda stream: "n2"))
+    else:
+        node.delay_s = chance.choice((0.001, 0.01, 0.1))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_acknowledged_messages_are_in_order_whatever_happens(seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def scenario() -> None:
+        socket = Socket()
+        for _ in range(150):
+            for _ in range(chance.randrange(3)):
+                stream, safe = chance.choice("ST"), chance.random() < 0.7
+                count = chance.randint(1, 3)
+                if chance.random() < 0.2:
+                    batch: Any = [socket.message(f"{stream}.a", safe=safe) for _ in range(count)]
+                    socket.publish_batch(stream, *batch, columns=chance.random() < 0.5)
+                else:
+                    subjects = [
+                        f"{chance.choice('ST')}.{chance.choice('ab')}" for _ in range(count)
+                    ]
+                    socket.publish(*[socket.message(one, safe=safe) for one in subjects])
+            if chance.random() < 0.1:
+                disturb(socket, chance)
+            await wait_virtually(chance.choice((0.0, 0.001, 0.02, 0.2)))
+        await socket.until_answered()
+        acked = socket.acked()
+        for stream in "ST":
+            stored = [one for one in socket.stored(stream) if one in acked]
+            assert stored == sorted(stored)
+        assert acked <= {*socket.stored("S"), *socket.stored("T")}
+
+    run_virtually(scenario())
