@@ -15,8 +15,12 @@ from contrail_common.partition import shard_of
 from contrail_link.contract.consume import AckItem, Delivery, PullRequest
 from contrail_link.contract.read import RangeRequest
 from contrail_link.publishing import publish
+from contrail_storage.core import commands as cmd
+from contrail_storage.core.key_layout import META_GROUP
+from contrail_storage.core.results import Result
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
+from contrail_storage.replica import elsewhere
 from tests.unit.storage.cluster_rig import NAMES, Nodes, is_listed, running, turn, until
 
 SHARDS = 3
@@ -271,5 +275,33 @@ def test_what_was_acked_is_delivered_to_nobody_after_a_leader_is_lost(
         await fill(nodes, 60, 20)
         link = await until_served(nodes)
         assert numbers(await read_all(link)) == list(range(80))
+
+    play(tmp_path, scene)
+
+
+def test_commands_that_wait_for_another_leader_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "QUEUE_BYTES_MAX", 1 << 20)
+
+    async def scene(nodes: Nodes) -> None:
+        other = next(name for name in NAMES if name != nodes.leader(META_GROUP))
+        asked = nodes[other].membership.spread.elsewhere
+        large = cmd.ReleaseStream("N" * 100_000, "")
+
+        def command() -> asyncio.Future[Result]:
+            return asked.command(META_GROUP, META_GROUP, cmd.META_SHARD, large)
+
+        for _ in range(2):  # what was sent makes room
+            taken = [command() for _ in range(10)]
+            with pytest.raises(ApiError) as refused:
+                command()
+            assert (refused.value.spec, refused.value.applied) == (errors.OVERLOADED, False)
+            assert refused.value.detail == "too many commands wait for the leader of their group"
+            await asyncio.wait(taken)
+            assert not any(one.exception() for one in taken)
+        # One is taken whatever its size.
+        monkeypatch.setattr(elsewhere, "QUEUE_BYTES_MAX", 1)
+        await command()
 
     play(tmp_path, scene)

@@ -29,6 +29,8 @@ Raises the ApiError with which that node refuses. Raises NOT_LEADER if the reque
 OUTCOME_UNKNOWN if its answer is lost, and OVERLOADED if too many requests to the node are open.
 """
 
+QUEUE_BYTES_MAX: Final = 64 << 20
+"""Bytes of commands that wait for the leader of one group; one is taken whatever its size."""
 _REQUEST_COMMANDS: Final = 1_000
 _REQUEST_BYTES: Final = 1 << 20
 """A request has commands up to this size, or one that is larger."""
@@ -67,6 +69,46 @@ class _Waiting(NamedTuple):
     done: asyncio.Future[Result]
 
 
+class _Queue:
+    """Commands that are not sent yet, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Waiting] = deque()
+        self.bytes = 0
+
+    def add(self, one: _Waiting) -> None:
+        """Add a command (OVERLOADED)."""
+        if self.waiting and self.bytes + len(one.command) > QUEUE_BYTES_MAX:
+            detail = "too many commands wait for the leader of their group"
+            raise ApiError(errors.OVERLOADED, detail, retry_after_s=1, applied=False)
+        self.waiting.append(one)
+        self.bytes += len(one.command)
+
+    def take(self) -> list[_Waiting]:
+        """Take what goes into one request: commands of the same home."""
+        some: list[_Waiting] = []
+        size = 0
+        home = self.waiting[0].home
+        for one in takewhile(lambda one: one.home == home, self.waiting):
+            if some and (
+                size + len(one.command) > _REQUEST_BYTES or len(some) == _REQUEST_COMMANDS
+            ):
+                break
+            size += len(one.command)
+            some.append(one)
+        for _ in some:
+            self.waiting.popleft()
+        self.bytes -= size
+        return some
+
+    def clear(self) -> list[_Waiting]:
+        """Take everything."""
+        given_up = list(self.waiting)
+        self.waiting.clear()
+        self.bytes = 0
+        return given_up
+
+
 _requests: Final = msgspec.msgpack.Decoder(Commands | Position)
 
 
@@ -80,7 +122,7 @@ class Elsewhere:
         self._groups = groups
         self._ask = ask
         # By group: commands that are not sent yet, and what sends them while there are some.
-        self._queues: dict[int, deque[_Waiting]] = {}
+        self._queues: dict[int, _Queue] = {}
         self._senders: dict[int, asyncio.Task[None]] = {}
 
     def close(self) -> None:
@@ -93,11 +135,12 @@ class Elsewhere:
     ) -> asyncio.Future[Result]:
         """Have a command proposed; the future gives its result once this copy has it too.
 
-        This node leads ``home``; when it does no longer, the outcome is unknown.
+        Raises OVERLOADED, without effect. This node leads ``home``; when it does no longer, the
+        outcome is unknown.
         """
         done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(group, deque())
-        queue.append(_Waiting(home, shard_id, encode_command(command), done))
+        queue = self._queues.setdefault(group, _Queue())
+        queue.add(_Waiting(home, shard_id, encode_command(command), done))
         if group not in self._senders:
             self._senders[group] = asyncio.ensure_future(self._send(group, queue))
         return done
@@ -113,23 +156,22 @@ class Elsewhere:
         answer = await self._ask_leader(group, Position(group))
         await self._groups.until_applied(group, answer.index)
 
-    async def _send(self, group: int, queue: deque[_Waiting]) -> None:
+    async def _send(self, group: int, queue: _Queue) -> None:
         try:
-            while queue:
+            while queue.waiting:
                 await self._send_some(group, queue)
         finally:
             del self._senders[group]
 
-    async def _send_some(self, group: int, queue: deque[_Waiting]) -> None:
-        some = _together(queue)
+    async def _send_some(self, group: int, queue: _Queue) -> None:
+        some = queue.take()
         try:
             results = await self._results(group, some)
         except BaseException as error:
             refusal = error if isinstance(error, ApiError) else ApiError(errors.OUTCOME_UNKNOWN)
-            for one in (*some, *queue):
+            for one in (*some, *queue.clear()):
                 if not one.done.done():
                     one.done.set_exception(refusal)
-            queue.clear()
             self.on_lost(group)
             if not isinstance(error, ApiError):
                 raise
@@ -201,20 +243,6 @@ class Elsewhere:
             return self._groups.proposers[group].command(shard_id, command)
         except ApiError as error:
             return error
-
-
-def _together(queue: deque[_Waiting]) -> list[_Waiting]:
-    """Take from the queue what goes into one request."""
-    some: list[_Waiting] = []
-    size = 0
-    for one in takewhile(lambda one: one.home == queue[0].home, queue):
-        size += len(one.command)
-        if some and (size > _REQUEST_BYTES or len(some) == _REQUEST_COMMANDS):
-            break
-        some.append(one)
-    for _ in some:
-        queue.popleft()
-    return some
 
 
 async def _outcome(proposed: asyncio.Future[Result] | ApiError) -> tuple[int, list[Any]]:
