@@ -26,6 +26,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.options import Cluster
 from contrail_storage.replica.shard import Shard
 from tests.unit.storage.cluster_rig import NAMES, Nodes, plan, running, until
+from tests.unit.storage.restore_rig import archive_of
 
 
 async def create(nodes: Nodes, name: str, replicas: int = 3) -> str:
@@ -348,5 +349,36 @@ def test_stream_is_created_that_another_node_has_begun_and_given_up(tmp_path: Pa
             assert created
             assert info.config == config
             assert nodes[leader].meta.streams["S"].incarnation != "begun"
+
+    asyncio.run(scene())
+
+
+def test_stream_is_restored_that_another_node_has_begun_and_given_up(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await create(nodes, "S")
+            link, entry = LocalLink(nodes[leader]), nodes[leader].meta.streams["S"]
+            await publish(link, "S", messages("S", 0, 3))
+            data = await archive_of(link)
+            await nodes.call(leader, lambda link: link.delete_stream("S"))
+            token = await link.begin_restore("S")
+            # As in the test before: the name is reserved after the restore has begun.
+            reserve = cmd.ReserveStream("S", ("S.*",), "begun", groups=entry.groups)
+            meta = nodes[nodes.leader(META_GROUP)]
+            reserved = asyncio.ensure_future(meta.meta_log.command(reserve))
+            await asyncio.gather(link.append_restore(token, 0, data), reserved)
+            info = await link.commit_restore(token)
+            assert info.state.messages == 3
+            # A stream that is there by then is not replaced.
+            token = await link.begin_restore("T")
+            taken = cmd.ReserveStream("T", ("T.*",), "begun", groups=entry.groups)
+            await nodes[leader].meta_log.command(taken)
+            shard_id = nodes[leader].meta.streams["T"].shard_id
+            config = StreamConfig(name="T", subjects=("T.*",), num_replicas=3)
+            made = cmd.ConfigureStream(config, "begun", b"k" * 32)
+            await nodes[leader].shard_log.command(shard_id, made)
+            with pytest.raises(ApiError) as caught:
+                await link.append_restore(token, 0, data)
+            assert caught.value.spec is errors.STREAM_RESTORE_EXISTS
 
     asyncio.run(scene())

@@ -546,12 +546,23 @@ class StreamManager:
             self._restoring.add(name)
 
     async def begin_restore(self, config: StreamConfig, incarnation: str) -> int:
-        """Reserve a stream's name and subjects; return the first shard id (SUBJECT_OVERLAP).
+        """Reserve a stream's name and subjects; return the first shard id.
+
+        SUBJECT_OVERLAP; STREAM_RESTORE_EXISTS.
 
         The stream gets a group that this node leads now, because this node has the archive.
         """
         check_stream_encryption(config, encrypts=self._encrypts)
-        return await self._reserve(config, incarnation, here=True)
+        while True:
+            try:
+                return await self._reserve(config, incarnation, here=True)
+            except ApiError as error:
+                if error.spec is not errors.STREAM_EXISTS:
+                    raise
+            # Another node had reserved the name. By now this node knows that, too.
+            async with self._lock:
+                if await self._reconciled(config.name) is not None:
+                    raise ApiError(errors.STREAM_RESTORE_EXISTS, applied=False)
 
     async def restore_part(self, shard_id: int, part: cmd.RestorePart) -> None:
         """Put a part into a reserved shard."""
