@@ -89,6 +89,19 @@ def test_other_read_parameters_are_taken(stream: Stream, query: str) -> None:
     assert stream.client.get(f"{stream.path}/messages/1?{query}").status_code == 200
 
 
+def test_deletion_takes_no_parameters_of_reads(stream: Stream) -> None:
+    for _ in range(2):
+        stream.publish()
+    path = f"{stream.path}/messages"
+    assert_problem(stream.client.delete(f"{path}/1?shard=x"), 422, None, "shard")
+    assert stream.client.delete(f"{path}/1?consistency=some&payload=hex").status_code == 204
+    operation = stream.client.get("/openapi.json").json()["paths"][
+        "/v1/streams/{stream}/messages/{seq}"
+    ]["delete"]
+    named = {one["name"] for one in operation["parameters"] if one["in"] == "query"}
+    assert named == {"shard"}
+
+
 def test_reads_of_an_unknown_stream_are_404(unused: Stream) -> None:
     for rest in ("messages/1", "messages", "last", "subjects", "deleted", "replay", "replay/plan"):
         assert_problem(unused.client.get(f"{unused.path}/{rest}"), 404, 10059)

@@ -10,6 +10,7 @@ from contrail_api.reading.parameters import (
     POSITION,
     READING,
     ReadQuery,
+    ShardQuery,
     check_read,
     one_shard,
     path_seq,
@@ -92,7 +93,7 @@ DELETE: Final = Operation(
     tag=READING,
     summary="Delete one message",
     description="The message can no longer be read once the answer arrives.",
-    query=ReadQuery,
+    query=ShardQuery,
     answers={204: AnswerDoc(description="The message was deleted.")},
     errors=(
         errors.STREAM_NOT_FOUND,
@@ -150,8 +151,7 @@ class OneMessage:
 
     async def delete(self, request: Request) -> Answer:
         """Delete one message."""
-        query = parse_query(request.query_string, ReadQuery)
-        check_read(query)
+        query = parse_query(request.query_string, ShardQuery)
         stream, seq = request.path_values["stream"], path_seq(request)
         await self._link.delete_message(stream, seq, one_shard(query.shard))
         return no_content()

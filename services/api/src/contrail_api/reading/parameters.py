@@ -72,6 +72,12 @@ Shard = Annotated[
 ]
 
 
+class ShardQuery(msgspec.Struct):
+    """The parameter of a change of one shard."""
+
+    shard: Shard | msgspec.UnsetType = msgspec.UNSET
+
+
 class ReadQuery(msgspec.Struct):
     """Parameters that all reads have."""
 
