@@ -4,12 +4,16 @@ import asyncio
 import resource
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, cast
 
 import pytest
 import uvloop
 
+from contrail_link.contract import StorageLink
 from contrail_link.tcp.listeners import Listener
+from tests.unit.link.link_rig import HOST, remote, served, until
+from tests.unit.link.routed_rig import Cluster, FakeNode
 
 LOOPS = [asyncio.run, uvloop.run]
 PASSES_MAX = 8
@@ -71,3 +75,32 @@ def test_a_connection_waits_for_a_descriptor(
             listener.close()
 
     run(scene())
+
+
+@pytest.mark.parametrize("run", LOOPS)
+def test_connection_that_is_given_up_while_it_begins_leaves_nothing_open(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with served(cast(StorageLink, FakeNode(Cluster(1), "n0"))) as (server, port):
+            admits = server.admits
+
+            def admits_and_gives_up() -> bool:
+                for task in server._beginning:
+                    task.cancel()
+                return admits()
+
+            monkeypatch.setattr(server, "admits", admits_and_gives_up)
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                with suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+            await until(lambda: not server.connections and not server.waiting_for_tls)
+            assert server.refused == 3
+            # The next client finds a place.
+            monkeypatch.setattr(server, "admits", admits)
+            async with remote(port):
+                assert len(server.connections) == 2
+
+    run(asyncio.wait_for(scenario(), 60))

@@ -76,6 +76,8 @@ class FramedConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer, and report the reason."""
+        if self.lost:
+            return
         self.lost = True
         self._out.clear()
         self._handshake_timer.cancel()

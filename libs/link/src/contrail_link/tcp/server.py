@@ -108,13 +108,17 @@ class LinkServer:
     async def _welcome(self, accepted: socket.socket, host: str) -> None:
         tls = None if encryption.is_loopback(host) else self._tls
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = ServerConnection(self, b"" if tls is None else tls.digest)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: ServerConnection(self, b"" if tls is None else tls.digest),
+                lambda: connection,
                 accepted,
                 ssl=None if tls is None else tls.context,
                 ssl_handshake_timeout=None if tls is None else self.limits.handshake_s,
             )
+        except asyncio.CancelledError:
+            connection.give_up()
+            raise
         except OSError as error:
             accepted.close()
             self.turned_away(f"no TLS: {error}")
@@ -293,6 +297,16 @@ class ServerConnection(FramedConnection):
             return
         self._owner.connections.add(self)
         self._transport.write(self._hello.hello)
+
+    def give_up(self) -> None:
+        """End a connection whose beginning was cancelled.
+
+        Just after ``connection_made``, uvloop then closes the transport without a word to its
+        protocol: ``connection_lost`` need not come.
+        """
+        if self in self._owner.connections:
+            self._transport.abort()
+            self.connection_lost(None)
 
     def on_open(self) -> None:
         """Send the name of the node and its readiness at once."""
