@@ -11,9 +11,11 @@ from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link.contract.admin import ErasureReceipt
 from contrail_link.publishing import publish
+from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica.raft_port import no_leader
+from contrail_storage.seal.key_file import SHARED_KEYS_NAME
 from contrail_storage.seal.shared_keys import SharedKeys
 from contrail_storage.state.messages import GetKeys
 from contrail_storage.wal import LogOptions
@@ -390,5 +392,47 @@ def test_restored_stream_has_keys_of_its_own_on_all_members(tmp_path: Path) -> N
             for node in nodes.all():
                 assert sorted(await seen(node, 6)) == [2, 3, 4, 5]
                 assert len(material(node, shard_id)) == 4
+
+    asyncio.run(scene())
+
+
+def test_subjects_whose_keys_are_lost_on_all_nodes_are_erased(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            leader = await make(nodes)
+            await put(nodes, "a", *range(1, 5))
+            await until_same(nodes)
+            shard_id = shard_of(nodes)
+            await nodes.stop(*NAMES)
+            kept = (tmp_path / "a" / SHARED_KEYS_NAME).read_bytes()
+            for name in NAMES:
+                (tmp_path / name / SHARED_KEYS_NAME).unlink()
+            await nodes.start(*NAMES)
+            leader = await leader_of(nodes)
+            await nodes.until_led(META_GROUP)
+            assert "erase its subject" in leader.readiness(strict=True)["subject keys"]
+            with pytest.raises(ApiError, match="erase its subject"):
+                await nodes.call("a", lambda link: link.get_message("S", 1))
+            # Only what is named is given up.
+            receipt = await erase(nodes, "S.1")
+            assert (receipt.messages, receipt.shredded) == (1, True)
+            await done(nodes, receipt)
+            await until(
+                lambda: [len(keys_of(one).wanted[shard_id]) for one in nodes.all()] == [3] * 3
+            )
+            await put(nodes, "a", 5, subject="S.1")
+            # A message that is deleted leaves no use for its key either.
+            await nodes.call("a", lambda link: link.delete_message("S", 2))
+            while any(len(keys_of(one).wanted[shard_id]) == 3 for one in nodes.all()):
+                await (await leader_of(nodes)).shredder.tick(0.0)
+                await turn()
+            # A node finds its keys again: those that were given up do not come back.
+            await nodes.stop("a")
+            (tmp_path / "a" / SHARED_KEYS_NAME).write_bytes(kept)
+            await nodes.start("a")
+            await until_same(nodes)
+            for node in nodes.all():
+                assert sorted(await seen(node, 5)) == [3, 4, 5]
+                assert len(material(node, shard_id)) == 3
 
     asyncio.run(scene())

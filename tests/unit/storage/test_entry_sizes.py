@@ -141,7 +141,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.EnforceInterest(HIGH),
         cmd.RestorePart([(1, bytes(300_000))], "none"),
         cmd.FinishRestore(header),
-        cmd.NameKeys(seqs),
+        cmd.NameKeys(seqs, seqs * 2),
         cmd.ShredKeys(seqs),
         cmd.AcceptLoss("i" * 16, "r" * 1_000, True, HIGH, [(HIGH, HIGH)] * 100),
         cmd.ReserveStream("S", stream.subjects, "i" * 16),

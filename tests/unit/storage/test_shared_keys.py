@@ -258,13 +258,15 @@ def test_state_names_ascending_ids_and_drops_the_shredded_ones() -> None:
         return keys.large_key(keys.SUBJECT_KEY, SHARD, number)
 
     high = SHARED | 1 << 32
-    result, writes = apply(cmd.NameKeys(encoded(high + 1, high + 4)), 1)
+    marks = b"1" * 16 + b"4" * 16
+    result, writes = apply(cmd.NameKeys(encoded(high + 1, high + 4), marks), 1)
     assert result == Done()
     rows = dict(row[1:] for row in writes.rows if row[0] == "put")  # type: ignore[misc]
     assert rows[key(0)] == (high + 4).to_bytes(8, "big")
-    assert rows[key(high + 1)] == rows[key(high + 4)] == b""
+    assert rows[key(high + 1)] + rows[key(high + 4)] == marks
     for wrong in (encoded(high + 4), encoded(high + 6, high + 5), b"", b"1234567", encoded(0)):
-        assert isinstance(apply(cmd.NameKeys(wrong), 2)[0], Refused)
+        assert isinstance(apply(cmd.NameKeys(wrong, bytes(2 * len(wrong))), 2)[0], Refused)
+    assert isinstance(apply(cmd.NameKeys(encoded(high + 6), marks), 2)[0], Refused)
     config = cmd.ConfigureStream(
         StreamConfig(name="S", subjects=("S",)),
         "i",

@@ -25,7 +25,7 @@ from contrail_storage.options import Cluster
 from contrail_storage.replica.content_sealing import UNMADE, refusal
 from contrail_storage.replica.raft_port import no_leader
 from contrail_storage.seal.content import ContentOpener
-from contrail_storage.seal.shared_keys import SharedKey, SharedKeys
+from contrail_storage.seal.shared_keys import IF_LOST, SharedKey, SharedKeys
 from contrail_storage.state.messages import GetKeys, PutKeys
 from contrail_storage.streams.outcomes import expect
 from contrail_storage.upkeep.backoff import Backoff
@@ -85,7 +85,21 @@ class KeySharing:
     def problems(self) -> dict[str, str]:
         """What this node lacks, for its readiness."""
         lacking = sum(self.keys.lacking.values())
-        return {"subject keys": f"{lacking} have yet to come from other nodes"} if lacking else {}
+        reason = f"{lacking} have yet to come from other nodes; {IF_LOST}"
+        return {"subject keys": reason} if lacking else {}
+
+    async def wanted_marks(self, shard_id: int) -> dict[int, bytes]:
+        """By id: the marks of the subjects whose keys this node lacks; empty if a row is gone.
+
+        Raises as `until_written` and the store do.
+        """
+        ids = self.keys.wanted.get(shard_id, [])
+        if not ids:
+            return {}
+        await self._node.until_written()
+        rows = [keys.large_key(keys.SUBJECT_KEY, shard_id, one) for one in ids]
+        found = await asyncio.to_thread(self._node.parts[0].get_many, rows)
+        return {one: mark or b"" for one, mark in zip(ids, found, strict=True)}
 
     def settle(self, shard_ids: Iterable[int]) -> None:
         """Compare the keys of loaded shards with the rows that name them. Blocks."""
@@ -189,16 +203,17 @@ class KeySharing:
         self._node.groups.check_led(number)
         term = self._node.groups[number].report().term
         made: dict[int, list[SharedKey]] = {}
-        for shard_id, some in subjects.items():
-            made[shard_id] = await asyncio.to_thread(self.keys.prepare, shard_id, some, term)
+        for shard_id, names in subjects.items():
+            made[shard_id] = await asyncio.to_thread(self.keys.prepare, shard_id, names, term)
         if any(made.values()):
             await self._hand_out(number, made)
         for shard_id, found in made.items():
-            for some_keys in _parts(found):
-                await self._name(number, shard_id, [one.id for one in some_keys])
+            for some in _parts(found):
+                await self._name(number, shard_id, some)
 
-    async def _name(self, number: int, shard_id: int, ids: list[int]) -> None:
-        command = cmd.NameKeys(np.array(ids, np.uint64).tobytes())
+    async def _name(self, number: int, shard_id: int, made: list[SharedKey]) -> None:
+        ids = np.array([one.id for one in made], np.uint64)
+        command = cmd.NameKeys(ids.tobytes(), b"".join(one.mark for one in made))
         try:
             named = self._node.groups.proposers[number].command(shard_id, command)
             expect(await named, Done)

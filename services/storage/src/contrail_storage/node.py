@@ -259,7 +259,7 @@ class StorageNode:
         )
         self.shredder = Shredder(
             keys,
-            self.key_sharing.keys,
+            self.key_sharing,
             self.groups,
             self.streams,
             shards,

@@ -373,7 +373,7 @@ class FinishRestore(msgspec.Struct, tag=41, array_like=True):
 
 
 class _KeyIds(msgspec.Struct, array_like=True):
-    ids: bytes
+    ids: bytes  # u64, ascending
 
     def is_sound(self) -> bool:
         """Whether there are ids, and they ascend."""
@@ -384,14 +384,13 @@ class _KeyIds(msgspec.Struct, array_like=True):
 
 
 class NameKeys(_KeyIds, tag=42, array_like=True):
-    """Most members of a group have subject keys: ``ids`` (u64, ascending), all of them new."""
+    """Most members of a group have new subject keys; ``marks`` are those of their subjects."""
+
+    marks: bytes
 
 
 class ShredKeys(_KeyIds, tag=43, array_like=True):
-    """Members destroy subject keys: ``ids`` (u64, ascending). Their messages are removed already.
-
-    Those that are gone are passed over.
-    """
+    """Members destroy what is left of the subject keys ``ids``, whose messages are removed."""
 
 
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):

@@ -58,6 +58,8 @@ STOPPED: Final = b"H"
 WINDOW: Final = b"Q"
 GROUP: Final = b"O"
 SUBJECT_KEY: Final = b"Y"
+MARK_BYTES: Final = 16
+"""Bytes of the mark of a subject, a keyed hash, by which its keys are found."""
 
 SHARD_KINDS: Final = (
     BLOCK,

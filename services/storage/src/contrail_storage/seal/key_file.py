@@ -24,13 +24,13 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from contrail_storage.core.key_layout import MARK_BYTES
 from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import SEAL_BYTES, SealBrokenError, Sealer
 
 SUBJECT_KEYS_NAME: Final = "subject-keys"
 SHARED_KEYS_NAME: Final = "shared-subject-keys"
 KEY_BYTES: Final = 32
-MARK_BYTES: Final = 16
 EMPTY: Final = 0
 LIVE: Final = 1
 DESTROYED: Final = 2

@@ -16,7 +16,7 @@ themselves (`core.stream.key_names`). A member compares them with its file:
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_storage.core.key_layout import MARK_BYTES
 from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.seal.key_file import (
     BROKEN,
     KEY_BYTES,
     LIVE,
-    MARK_BYTES,
     SHARED_KEYS_NAME,
     Doomed,
     Slot,
@@ -52,6 +52,8 @@ SHARED: Final = 1 << 63
 _TERM_SHIFT: Final = 32
 _SPREAD: Final = 0x9E3779B97F4A7C15
 _U64: Final = (1 << 64) - 1
+IF_LOST: Final = "if no node has it any more, erase its subject"
+"""What ends the wait for a key."""
 _log = structlog.get_logger("contrail.subject_keys")
 
 
@@ -68,7 +70,8 @@ class _Named:
     """What the state of a shard names, as far as it differs from the file.
 
     ``last`` is the highest id that was named, ``made`` the last one that this node made.
-    ``hash_key`` is that of a stream that is being restored here.
+    ``hash_key`` is that of a stream that is being restored here. ``retired`` are ids whose keys
+    seal nothing, should they still come from another member.
     """
 
     last: int = 0
@@ -76,6 +79,7 @@ class _Named:
     hash_key: bytes = b""
     wanted: set[int] = field(default_factory=set)
     unnamed: set[int] = field(default_factory=set)
+    retired: set[int] = field(default_factory=set)
 
 
 class SharedKeys(SubjectKeys):
@@ -152,6 +156,7 @@ class SharedKeys(SubjectKeys):
         with self._lock:
             known = self._known(shard_id)
             known.wanted.difference_update(ids)
+            known.retired.difference_update(ids)
             self._drop_unnamed(shard_id, ids)
 
     def forget(self, shard_id: int) -> None:
@@ -237,7 +242,7 @@ class SharedKeys(SubjectKeys):
                 self._lose(number, slot)
             elif key_id <= known.last and key_id not in known.wanted:
                 return None
-        detail = "this node has yet to get the key of a message from another one"
+        detail = f"this node has yet to get the key of a message from another one; {IF_LOST}"
         raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
 
     def _lose(self, number: int, slot: Slot) -> None:
@@ -257,6 +262,10 @@ class SharedKeys(SubjectKeys):
             found = SubjectKey(slot.note, slot.note.to_bytes(8, "little"), AESGCM(slot.key))
             self._opening.put(at, found)
         return found
+
+    def mark_of(self, shard_id: int, subject: str) -> bytes:
+        """The mark of a subject: the same on all members."""
+        return self._mark(shard_id, subject)
 
     def _mark(self, shard_id: int, subject: str) -> bytes:
         text = shard_id.to_bytes(4, "little") + subject.encode()
@@ -294,6 +303,29 @@ class SharedKeys(SubjectKeys):
         """The ids of the keys in ``slots``, in ascending order."""
         with self._lock:
             return sorted(int(self._ids[number]) for number in slots)
+
+    # Retiring ------------------------------------------------------------------------------------
+
+    def retire_named(
+        self, shard_id: int, subjects: Sequence[str], lacking: Mapping[int, bytes]
+    ) -> list[int]:
+        """Stop sealing with the keys of subjects; return their ids. May read the file.
+
+        ``lacking``, by id, are the marks of keys that this node has yet to get.
+        """
+        ids = set(self.ids_of(self.retire(shard_id, subjects)))
+        if lacking:
+            marks = {self._mark(shard_id, subject) for subject in subjects}
+            ids.update(one for one, mark in lacking.items() if mark in marks)
+        self.retire_ids(shard_id, ids)
+        return sorted(ids)
+
+    def retire_ids(self, shard_id: int, ids: Iterable[int]) -> None:
+        """Stop sealing with keys, also with those that this node has yet to get."""
+        with self._lock:
+            slots = {one: self._slot(shard_id, one) for one in ids}
+            self._known(shard_id).retired.update(one for one in slots if slots[one] is None)
+            self.retire_slots(slot for slot in slots.values() if slot is not None)
 
     # Making and copying --------------------------------------------------------------------------
 
@@ -344,6 +376,8 @@ class SharedKeys(SubjectKeys):
         shard_id, key_id = slot.shard_id, slot.note
         self._by_id.add(_spread_one(shard_id, key_id), number)
         known = self._known(shard_id)
+        if key_id in known.retired:
+            self._retired.add(number)
         if key_id in known.wanted:
             known.wanted.discard(key_id)
         elif key_id > known.last:

@@ -20,6 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
+from contrail_storage.core.key_layout import MARK_BYTES
 from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.seal.key_file import (
@@ -30,7 +31,6 @@ from contrail_storage.seal.key_file import (
     JOURNAL_MAX,
     KEY_BYTES,
     LIVE,
-    MARK_BYTES,
     SUBJECT_KEYS_NAME,
     Doomed,
     KeyFile,

@@ -12,6 +12,7 @@ leave keys of subjects without messages, which the next sweep finds.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -65,6 +66,19 @@ class Streams(Protocol):
         ...
 
 
+class Sharing(Protocol):
+    """The part of the sharing of keys that the shredder uses."""
+
+    @property
+    def keys(self) -> SharedKeys:
+        """The shared keys of this node."""
+        ...
+
+    async def wanted_marks(self, shard_id: int) -> dict[int, bytes]:
+        """By id: the marks of the subjects whose keys this node lacks; empty if not known."""
+        ...
+
+
 class Snapshots(Protocol):
     """The part of the snapshots that the shredder uses."""
 
@@ -104,7 +118,7 @@ class Shredder:
     def __init__(
         self,
         keys: SubjectKeys,
-        shared: SharedKeys,
+        sharing: Sharing,
         groups: Groups,
         streams: Streams,
         shards: Mapping[int, Shard],
@@ -115,7 +129,9 @@ class Shredder:
         # The keys of groups of one, in their file.
         self._keys = keys
         # The keys that members of groups share, in theirs.
-        self._shared = shared
+        self._shared = sharing.keys
+        # Tells the marks of those that this node lacks.
+        self._wanted_marks = sharing.wanted_marks
         # Which groups this node leads, and which it is alone in.
         self._groups = groups
         # Which streams and shard ids are in use; keys of others are left over.
@@ -182,16 +198,12 @@ class Shredder:
         """Have all members destroy the keys of matching subjects, once the body has ended."""
         retired: list[list[int]] = []
         for shard in shards:
-            # What the subjects of these are is not known.
-            if self._shared.wants(shard.machine.shard_id):
-                detail = "this node has yet to get subject keys from other ones"
-                raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
-            retired.append(await self._retire(shard, pattern, self._shared))
+            retired.append(await self._retire_shared(shard, pattern))
             await self._barrier(shard)  # now everything sealed with these keys is applied
         yield
         try:
-            for shard, slots in zip(shards, retired, strict=True):
-                await self._destroy(shard, slots)
+            for shard, ids in zip(shards, retired, strict=True):
+                await self._shred_shared(shard, ids)
                 await self._sweep_for(shard, pattern)
         except (ApiError, SubjectKeysDamagedError) as error:
             detail = f"the messages are deleted; their keys may not be destroyed: {error}"
@@ -205,15 +217,36 @@ class Shredder:
 
     async def _retire(self, shard: Shard, pattern: str, keys: SubjectKeys) -> list[int]:
         """Retire the keys of matching subjects (they seal nothing more); return their slots."""
-        shard_id, table = shard.machine.shard_id, shard.machine.subjects
+        retire = partial(keys.retire, shard.machine.shard_id)
+        return await self._for_subjects(shard, pattern, retire)
+
+    async def _retire_shared(self, shard: Shard, pattern: str) -> list[int]:
+        """Retire the keys of matching subjects, also those that this node lacks; return their ids.
+
+        A key that no member has any more is shredded like any other one.
+        """
+        shard_id = shard.machine.shard_id
+        while True:
+            lacking = await self._wanted_marks(shard_id)
+            retire = partial(self._shared.retire_named, shard_id, lacking=lacking)
+            ids = await self._for_subjects(shard, pattern, retire)
+            # Else a key was found to be damaged meanwhile.
+            if lacking.keys() >= set(self._shared.wanted.get(shard_id, ())):
+                return ids
+
+    async def _for_subjects(
+        self, shard: Shard, pattern: str, call: Callable[[list[str]], list[int]]
+    ) -> list[int]:
+        """Call, in a thread, with the matching subjects that have messages, or a literal one."""
+        table = shard.machine.subjects
         wanted = await self._reader.filter_of(shard, (pattern,))
         at, texts = wanted.slots(table), table.numbered.texts
 
-        def retire() -> list[int]:
+        def called() -> list[int]:
             names = (texts[slot] for slot in at.tolist()) if is_wildcard(pattern) else (pattern,)
-            return keys.retire(shard_id, [name for name in names if name])
+            return call([name for name in names if name])
 
-        return await asyncio.to_thread(retire)
+        return await asyncio.to_thread(called)
 
     async def _shred(self, shard: Shard, pattern: str, slots: list[int]) -> None:
         if slots:
@@ -302,8 +335,9 @@ class Shredder:
         """Sweep shards with keys: each after removals only, and at most every ``sweep_s``."""
         await self.reconcile()
         for keys in (self._keys, self._shared):
-            for shard_id in keys.live():
-                if self._streams.is_listed(shard_id):
+            lacking = self._shared.lacking if keys is self._shared else {}
+            for shard_id in sorted({*keys.live(), *lacking}):
+                if self._streams.is_listed(shard_id) and shard_id in self._shards:
                     await self._sweep_if_due(self._shards[shard_id], sweep_s)
                 elif self._is_gone(shard_id, keys):
                     await self._destroy_all(shard_id, keys)
@@ -338,6 +372,8 @@ class Shredder:
         may not be applied yet. Returns whether there are any.
         """
         keys, shard_id = self._keys_of(shard), shard.machine.shard_id
+        if keys is self._shared:
+            await self._sweep_lacking(shard)
         if not keys.exists:
             return False
         noted = keys.condemned(keys.slots_of_shard(shard_id))
@@ -358,13 +394,33 @@ class Shredder:
         await self._destroy(shard, doomed)
         return bool(idle)
 
+    async def _sweep_lacking(self, shard: Shard) -> None:
+        """Shred the keys that this node lacks and that no message needs."""
+        shard_id = shard.machine.shard_id
+        lacking = await self._wanted_marks(shard_id)
+        if not lacking:
+            return
+        # If one comes now and its subject is used again, that gets a new key.
+        self._shared.retire_ids(shard_id, lacking)
+        await self._barrier(shard)
+        needed = {b""}  # of a row that is gone: the key is shredded
+        for some in _batches([name for _, name in shard.machine.subjects.live()]):
+            needed.update(self._shared.mark_of(shard_id, name) for name in some)
+            await asyncio.sleep(0)
+        unused = [one for one, mark in lacking.items() if mark not in needed]
+        await self._shred_shared(shard, sorted(unused))
+
     async def _destroy(self, shard: Shard, slots: list[int]) -> None:
         """Destroy keys of a shard that no message needs, on all its members."""
         if not self._are_shared(shard):
             await self._destroy_here(slots)
             return
         self._shared.retire_slots(slots)
-        ids, shard_id = self._shared.ids_of(slots), shard.machine.shard_id
+        await self._shred_shared(shard, self._shared.ids_of(slots))
+
+    async def _shred_shared(self, shard: Shard, ids: list[int]) -> None:
+        """Have all members destroy keys, which this node has retired."""
+        shard_id = shard.machine.shard_id
         for start in range(0, len(ids), _SHREDDED_TOGETHER):
             some = np.array(ids[start : start + _SHREDDED_TOGETHER], np.uint64)
             command = cmd.ShredKeys(some.tobytes())

@@ -2,7 +2,8 @@
 
 A key is named once most members have it, and before a message is sealed with it. Its row says that
 it is in use, until it is shredded. So each member can tell which keys it lacks, and which ones it
-must not have. The ids ascend, and the last one that was named stays known.
+must not have. The row has the mark of the subject, a keyed hash: a key that no member has any more
+can be shredded with its subject. The ids ascend, and the last one that was named stays known.
 """
 
 import numpy as np
@@ -16,14 +17,18 @@ from contrail_storage.core.stream.shard_state import ShardState
 
 def name(state: ShardState, step: Step, command: cmd.NameKeys) -> Result:
     """Note keys that may seal messages from now on."""
-    if not command.is_sound():
+    marks = [
+        command.marks[at : at + keys.MARK_BYTES]
+        for at in range(0, len(command.marks), keys.MARK_BYTES)
+    ]
+    if not command.is_sound() or len(command.marks) * 8 != len(command.ids) * keys.MARK_BYTES:
         return Refused(errors.INTERNAL.code, "the ids of subject keys are not in order")
     ids = np.frombuffer(command.ids, np.uint64).tolist()
     # Members destroy keys below the last named one that are not named: none may be named later.
     if ids[0] <= state.last_key:
         return Refused(errors.INTERNAL.code, "the id of a subject key is not new")
-    for one in ids:
-        step.writes.put(keys.large_key(keys.SUBJECT_KEY, state.shard_id, one), b"")
+    for one, mark in zip(ids, marks, strict=True):
+        step.writes.put(keys.large_key(keys.SUBJECT_KEY, state.shard_id, one), mark)
     state.last_key = ids[-1]
     last = state.last_key.to_bytes(8, "big")
     step.writes.put(keys.large_key(keys.SUBJECT_KEY, state.shard_id, 0), last)
