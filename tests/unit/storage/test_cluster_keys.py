@@ -262,8 +262,10 @@ def test_wiped_member_has_all_keys_before_it_votes(
             leader = await make(nodes)
             count = 10 if with_log else 150
             await put(nodes, leader.options.name, *range(1, count + 1))
-            await until_same(nodes)
             shard_id, group, name = shard_of(nodes), group_of(nodes), leader.options.name
+            # The last entry names a key.
+            await leader.key_sharing.make(group, [(shard_id, "S.unused")])
+            await until_same(nodes)
             wiped = next(one for one in NAMES if one != name)
             await nodes.stop(wiped)
             nodes.wipe(wiped)
@@ -281,6 +283,9 @@ def test_wiped_member_has_all_keys_before_it_votes(
                 one.key_sharing.answer = refuse  # type: ignore[method-assign]
             await nodes.start(wiped)
             await refused.wait()
+            if with_log:
+                index = leader.groups[group].applied_index
+                await until(lambda: nodes[wiped].groups[group].applied_index >= index)
             for _ in range(20):
                 await turn()
                 assert nodes[wiped].groups[group].flags

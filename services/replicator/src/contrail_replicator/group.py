@@ -417,6 +417,10 @@ class RaftGroup:
         self._settle()
         return reset
 
+    def vote_only_if(self, is_complete: Callable[[], bool]) -> None:
+        """While restoring, vote again only when ``is_complete()`` says so as well."""
+        self._core.is_complete = is_complete
+
     def mark_suspect(self, suspect: bool) -> None:
         """Note, durably, whether this member's state is damaged or out of date.
 

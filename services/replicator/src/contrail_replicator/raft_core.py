@@ -50,6 +50,9 @@ NOW: Final = float("-inf")
 class RaftCore(SyncObj):  # type: ignore[misc]
     """One member of one group. All fields belong to the event loop."""
 
+    is_complete: Callable[[], bool] = staticmethod(lambda: True)
+    """Whether this member, restoring, has what it needs beside the log to vote again."""
+
     def __init__(
         self,
         node_id: str,
@@ -551,7 +554,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = self._clock() + wait
         elif isinstance(message, Readmit):
             held = min(self._matched, self._journal.durable_index, self._applied())
-            if held >= message.index:
+            if held >= message.index and self.is_complete():
                 self._journal.save_flags(self._journal.flags & ~RESTORING)
 
     def _adopt_term(self, term: int) -> None:

@@ -141,9 +141,6 @@ class KeySharing:
             try:
                 await asyncio.to_thread(self.keys.destroy_doomed)
                 await self._fetch_wanted()
-                for group in self._node.groups.values():
-                    if group.flags & RESTORING:
-                        group.resume()
                 backoff.succeeded()
             except (*UNMADE, ApiError) as error:
                 if backoff.failed(str(error)):

@@ -30,7 +30,6 @@ from contrail_storage.replica.raft_port import (
     Group,
     no_leader,
 )
-from contrail_storage.wal.log_state import RESTORING
 
 _APPLIED_S: Final = 5.0
 LATELY_S: Final = 0.3
@@ -135,8 +134,11 @@ class Groups(Mapping[int, Group]):
             self._times[number] = time
             proposer.log_time_ns = time.now_ns
             proposer.skipped_ns = lambda: time.skipped_ns
-            self._comparisons[number] = comparison = cast(ComparedGroup, group).comparison
-            comparison.on_differs = partial(self._differs, number)
+            compared = cast(ComparedGroup, group)
+            # A member that was wiped has forgotten its keys as well.
+            compared.vote_only_if(lambda: not self.lacks_keys(number))
+            self._comparisons[number] = compared.comparison
+            compared.comparison.on_differs = partial(self._differs, number)
         self._groups[number], self.proposers[number] = group, proposer
         return group, proposer
 
@@ -282,8 +284,7 @@ class Groups(Mapping[int, Group]):
         if not (self.failed or flags & SUSPECT):
             digest = self._applier.chains.get(number, NO_CHAIN).digest
             self._comparisons[number].note(entry.index, digest)
-        # A member that was wiped votes again once it has applied enough, and has the keys for it.
-        return more and not (flags & RESTORING and self.lacks_keys(number))
+        return more
 
     def _differs(self, number: int, differs: bool) -> None:
         """Accept no requests while nobody knows which replica is right."""

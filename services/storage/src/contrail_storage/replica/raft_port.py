@@ -247,6 +247,10 @@ class ComparedGroup(Protocol):
         """Its comparison with them."""
         ...
 
+    def vote_only_if(self, is_complete: Callable[[], bool]) -> None:
+        """While restoring, vote again only when ``is_complete()`` says so as well."""
+        ...
+
 
 class GroupFactory(Protocol):
     """Makes Raft groups. The composition root supplies the replicator's."""
