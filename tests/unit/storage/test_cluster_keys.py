@@ -283,9 +283,8 @@ def test_wiped_member_has_all_keys_before_it_votes(
                 one.key_sharing.answer = refuse  # type: ignore[method-assign]
             await nodes.start(wiped)
             await refused.wait()
-            if with_log:
-                index = leader.groups[group].applied_index
-                await until(lambda: nodes[wiped].groups[group].applied_index >= index)
+            index = leader.groups[group].applied_index
+            await until(lambda: nodes[wiped].groups[group].applied_index >= index)
             for _ in range(20):
                 await turn()
                 assert nodes[wiped].groups[group].flags

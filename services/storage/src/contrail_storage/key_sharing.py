@@ -29,7 +29,6 @@ from contrail_storage.seal.shared_keys import IF_LOST, SharedKey, SharedKeys
 from contrail_storage.state.messages import GetKeys, PutKeys
 from contrail_storage.streams.outcomes import expect
 from contrail_storage.upkeep.backoff import Backoff
-from contrail_storage.wal.log_state import RESTORING
 
 if TYPE_CHECKING:
     from contrail_storage.node import StorageNode
@@ -63,17 +62,9 @@ class KeySharing:
 
     # Following the state -------------------------------------------------------------------------
 
-    async def shown(self, number: int, shard_ids: list[int]) -> None:
-        """Compare the keys of shards whose state has come from another member.
-
-        A member that was wiped must have all of them before it votes (NOT_READY).
-        """
+    async def shown(self, shard_ids: list[int]) -> None:
+        """Compare the keys of shards whose state has come from another member."""
         await asyncio.to_thread(self.settle, shard_ids)
-        if self._node.groups[number].flags & RESTORING:
-            await self._fetch_wanted()
-            if self.lacks(number):
-                detail = "other nodes have yet to send subject keys"
-                raise ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
         self._wake.set()
 
     def lacks(self, number: int) -> bool:

@@ -48,8 +48,8 @@ class InstallCounts:
     seconds: float = 0.0
 
 
-async def _nothing(number: int, shard_ids: list[int]) -> None:
-    del number, shard_ids
+async def _nothing(shard_ids: list[int]) -> None:
+    del shard_ids
 
 
 class Installer:
@@ -72,8 +72,8 @@ class Installer:
         self._blocks = blocks
         self._applier = applier
         self._until_idle = until_idle
-        self.on_shown: Callable[[int, list[int]], Awaitable[None]] = _nothing
-        """Called with a group and its shards when they are about to be used."""
+        self.on_shown: Callable[[list[int]], Awaitable[None]] = _nothing
+        """Called with the shards of a group when they are about to be used."""
         self._fetching = fetching
 
     async def install(self, number: int, group: Group, leader: str) -> bool:
@@ -203,7 +203,7 @@ class Installer:
             for shard in shards[at : at + _SHARDS_TOGETHER]:
                 self._show(shard, blocks)
             await asyncio.sleep(0)
-        await self.on_shown(number, [shard.machine.shard_id for shard in shards])
+        await self.on_shown([shard.machine.shard_id for shard in shards])
 
     def _forget(self, shard_id: int) -> None:
         """Forget a shard that the group does not have any more."""
