@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
@@ -249,7 +250,7 @@ def test_state_names_ascending_ids_and_drops_the_shredded_ones() -> None:
 
     def apply(command: cmd.Command, index: int) -> tuple[object, Writes]:
         writes = Writes()
-        return machine.apply(index, 1, command, writes), writes
+        return machine.apply(index, 1, command, writes, term=7), writes
 
     def encoded(*ids: int) -> bytes:
         return np.array(ids, np.uint64).tobytes()
@@ -273,7 +274,13 @@ def test_state_names_ascending_ids_and_drops_the_shredded_ones() -> None:
         bytes(16),
     )
     apply(config, 3)
-    result, writes = apply(cmd.ShredKeys(encoded(high + 1)), 4)
+    for late in (cmd.RetireKeys(encoded(high + 1), 6), cmd.ShredKeys(encoded(high + 1), 6)):
+        result, writes = apply(late, 4)
+        assert isinstance(result, Refused)
+        assert (result.code, writes.rows) == (errors.NOT_LEADER.code, [])
+    result, writes = apply(cmd.RetireKeys(encoded(high + 1), 7), 4)
+    assert (result, writes.rows) == (Done(), [])
+    result, writes = apply(cmd.ShredKeys(encoded(high + 1), 7), 5)
     assert (result, writes.rows) == (Done(), [("delete", key(high + 1))])
     loaded = StreamMachine.load(
         SHARD, NoFacts(), lambda prefix: rows.items() if prefix == key(0) else ()

@@ -2,8 +2,9 @@
 
 The leader makes keys, and hands them to the other members. Once most members have them on disk, a
 command names them; only then may they seal a message. A member that applies a name without having
-the key fetches it from another one. A command also shreds keys: each member destroys them when it
-applies that. Keys go from node to node over the peer port, and never into a log or a state.
+the key fetches it from another one. Commands also retire and shred keys: a leader that has applied
+the first seals with them no more, and each member destroys them when it applies the second. Keys go
+from node to node over the peer port, and never into a log or a state.
 """
 
 import asyncio
@@ -115,12 +116,15 @@ class KeySharing:
         shards, is_replicated = node.applier.shards.items(), node.catching_up.is_replicated
         self.settle([shard_id for shard_id, shard in shards if is_replicated(shard.group)])
 
-    def _applied(self, shard_id: int, command: cmd.NameKeys | cmd.ShredKeys) -> None:
+    def _applied(self, shard_id: int, command: cmd.KeyCommand) -> None:
         ids = np.frombuffer(command.ids, np.uint64).tolist()
-        if isinstance(command, cmd.NameKeys):
-            self.keys.name(shard_id, ids)
-        else:
-            self.keys.shred(shard_id, ids)
+        match command:
+            case cmd.NameKeys():
+                self.keys.name(shard_id, ids)
+            case cmd.RetireKeys():
+                self.keys.retire_ids(shard_id, ids)
+            case cmd.ShredKeys():
+                self.keys.shred(shard_id, ids)
         if self.keys.is_behind:
             self._wake.set()
 

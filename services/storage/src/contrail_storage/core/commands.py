@@ -4,6 +4,8 @@ A command assigns no sequence numbers: ``apply`` does. ``apply`` also decides ev
 limit and duplicate, so it may refuse a command.
 """
 
+# One module: an entry is decoded as the union of all commands, whose tags must differ.
+
 import builtins
 from typing import Final, Literal
 
@@ -389,8 +391,22 @@ class NameKeys(_KeyIds, tag=42, array_like=True):
     marks: bytes
 
 
+class RetireKeys(_KeyIds, tag=44, array_like=True):
+    """Seal no more messages with the subject keys ``ids``.
+
+    Refused unless ``term`` is that of the leader that proposes it.
+    """
+
+    term: int
+
+
 class ShredKeys(_KeyIds, tag=43, array_like=True):
-    """Members destroy what is left of the subject keys ``ids``, whose messages are removed."""
+    """Members destroy what is left of the subject keys ``ids``, whose messages are removed.
+
+    Refused unless ``term`` is that of the leader that proposes it; the keys are retired in it, too.
+    """
+
+    term: int
 
 
 class ReserveStream(msgspec.Struct, tag=20, array_like=True):
@@ -550,6 +566,7 @@ class ReopenErasures(msgspec.Struct, tag=52, array_like=True):
     node: str
 
 
+KeyCommand = NameKeys | RetireKeys | ShredKeys
 ReceiptCommand = RecordErasure | FinishErasures | ReopenErasures
 ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
@@ -568,8 +585,7 @@ StreamCommand = (
     | EnforceInterest
     | RestorePart
     | FinishRestore
-    | NameKeys
-    | ShredKeys
+    | KeyCommand
     | AcceptLoss
 )
 MetaCommand = (

@@ -139,13 +139,15 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     """One command being applied: the log index and log time of its entry, and its writes.
 
     Several commands of an entry share its index and its writes. ``now_ns`` never decreases within
-    a shard. ``skipped_ns`` is the sum of the jumps of log time until then.
+    a shard. ``skipped_ns`` is the sum of the jumps of log time until then. ``term`` is that of the
+    leader that proposed the entry.
     """
 
     index: int
     now_ns: int
     writes: Writes
     skipped_ns: int = 0
+    term: int = 0
 
     @property
     def elapsed_ns(self) -> int:

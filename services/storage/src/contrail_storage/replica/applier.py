@@ -24,15 +24,14 @@ from contrail_storage.core.commands import (
     DropStream,
     Entry,
     FinishRestore,
+    KeyCommand,
     ListStream,
     MetaCommand,
-    NameKeys,
     NoteStart,
     ReceiptCommand,
     RegisterNode,
     ReserveStream,
     RestorePart,
-    ShredKeys,
     UnlistStream,
 )
 from contrail_storage.core.entry_codec import decode_entry, entry_crc
@@ -168,8 +167,8 @@ class Applier:
         """Whether other nodes have the state of a group too."""
         self.on_cluster: Callable[[], None] = lambda: None
         """Called when the groups or nodes of the cluster have changed."""
-        self.on_keys: Callable[[int, NameKeys | ShredKeys], None] = lambda shard_id, command: None
-        """Called with a shard and each command that changed which subject keys it has."""
+        self.on_keys: Callable[[int, KeyCommand], None] = lambda shard_id, command: None
+        """Called with a shard and each command about its subject keys."""
         self.on_reserved: Callable[[str], None] = lambda name: None
         """Called with the name of each stream that may be being made."""
         self.on_receipts: Callable[[MetaCommand], None] = lambda command: None
@@ -201,7 +200,7 @@ class Applier:
             # it proposed. A node alone keeps what it has, since copies cost a fifth of a publish.
             entry = own.entry if own is not None and own.entry else decode_entry(data)
             writes = Writes()
-            results = self._apply_entry(group, index, entry, writes)
+            results = self._apply_entry(group, index, term, entry, writes)
             self._fill(job, writes)
             self._continue_chain(job, data, entry, results)
             # Counted until the store has it: above a bound, the proposer makes no more entries.
@@ -258,7 +257,7 @@ class Applier:
         self._behind.flush()
 
     def _apply_entry(
-        self, group: int, index: int, entry: Entry, writes: Writes
+        self, group: int, index: int, term: int, entry: Entry, writes: Writes
     ) -> list[Result | Unapplied]:
         results: list[Result | Unapplied] = []
         for shard_id, command in entry.commands:
@@ -286,7 +285,7 @@ class Applier:
                 results.append(Refused(errors.STREAM_NOT_FOUND.code))
                 continue
             existed = shard.machine.exists
-            result = self._apply_to(shard, index, entry, command, writes)
+            result = self._apply_to(shard, index, term, entry, command, writes)
             results.append(result)
             self._note_change(shard, existed, command, result)
             if writes.advisories:
@@ -307,7 +306,7 @@ class Applier:
             changes.deletions.add(machine.shard_id)
         if type(command) in _FREQUENT:
             return
-        if isinstance(command, (NameKeys, ShredKeys)) and isinstance(result, Done):
+        if isinstance(command, KeyCommand) and isinstance(result, Done):
             self.on_keys(machine.shard_id, command)
         elif existed != machine.exists or isinstance(command, AcceptLoss):
             changes.note_all(machine.shard_id)
@@ -326,7 +325,13 @@ class Applier:
         writes.advisories.clear()
 
     def _apply_to(
-        self, shard: Shard, index: int, entry: Entry, command: Command, writes: Writes
+        self,
+        shard: Shard,
+        index: int,
+        term: int,
+        entry: Entry,
+        command: Command,
+        writes: Writes,
     ) -> Result | Unapplied:
         # A later command would build on a state that lacks an earlier one.
         if shard.stopped and not isinstance(command, _ENDING):
@@ -334,7 +339,7 @@ class Applier:
         mark = writes.mark(shard.machine.shard_id)
         try:
             machine = shard.machine
-            result = machine.apply(index, entry.time_ns, command, writes, entry.skipped_ns)
+            result = machine.apply(index, entry.time_ns, command, writes, entry.skipped_ns, term)
         except (*UNREADABLE, StoreFailedError) as error:
             # An unreadable block is not a result of the command. Nothing of the command is
             # written, and the shard stops before it.

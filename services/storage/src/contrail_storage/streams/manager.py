@@ -216,6 +216,11 @@ class StreamManager:
         stream = self._current(record.config.name, entry)
         return stream if stream is not None and number in stream.entry.shard_ids else None
 
+    def serves(self, shard: Shard) -> bool:
+        """Whether this node serves the listed stream of a shard: see `Stream.is_led`."""
+        stream = self.stream_of(shard.machine.shard_id)
+        return stream is not None and stream.is_led
+
     @property
     def next_shard_id(self) -> int:
         """The lowest shard id that was given to no stream, as far as this node knows."""
@@ -359,7 +364,7 @@ class StreamManager:
         )
         if group is not None:
             self._groups.check_led(group.number, group.members[0])
-            if here or len(group.members) == 1 or config.erasure == "subject_key":
+            if here or len(group.members) == 1:
                 return (group.number,) * config.shards
             return choose_groups(group, config.shards, table, self._meta.shards_in)
         if config.num_replicas > 1:

@@ -4,9 +4,10 @@ In a group of one, an erasure destroys keys before it deletes messages. A crash 
 messages that cannot be decrypted; until they are removed, reads treat them as erased. The key file
 records the work that a destroyed key leaves, and every start finishes it.
 
-Where members share the keys, their leader deletes the messages first, and then proposes that the
-keys are shredded; every member destroys its copies when it applies that. A crash in between may
-leave keys of subjects without messages, which the next sweep finds.
+Where members share the keys, the node that serves the stream has them retired, so that their leader
+seals no more with them, then has the messages deleted, and then the keys shredded; every member
+destroys its copies when it applies that. A crash or another leader in between may leave keys of
+subjects without messages, which the next sweep finds.
 """
 
 import asyncio
@@ -49,6 +50,10 @@ class Streams(Protocol):
 
     def is_listed(self, number: int) -> bool:
         """Whether a listed stream has a shard with the id ``number``."""
+        ...
+
+    def serves(self, shard: Shard) -> bool:
+        """Whether this node serves the stream of a shard."""
         ...
 
     @property
@@ -196,18 +201,41 @@ class Shredder:
     @asynccontextmanager
     async def _shredded_by_all(self, shards: Sequence[Shard], pattern: str) -> AsyncIterator[None]:
         """Have all members destroy the keys of matching subjects, once the body has ended."""
-        retired: list[list[int]] = []
+        retired: list[tuple[int, list[int]]] = []
         for shard in shards:
-            retired.append(await self._retire_shared(shard, pattern))
-            await self._barrier(shard)  # now everything sealed with these keys is applied
+            ids = await self._retire_shared(shard, pattern)
+            retired.append((await self._retire_by_all(shard, ids), ids))
         yield
         try:
-            for shard, ids in zip(shards, retired, strict=True):
-                await self._shred_shared(shard, ids)
+            for shard, (term, ids) in zip(shards, retired, strict=True):
+                await self._shred_by_all(shard, ids, term)
                 await self._sweep_for(shard, pattern)
         except (ApiError, SubjectKeysDamagedError) as error:
             detail = f"the messages are deleted; their keys may not be destroyed: {error}"
             raise ApiError(errors.OUTCOME_UNKNOWN, detail) from error
+
+    async def _retire_by_all(self, shard: Shard, ids: Sequence[int]) -> int:
+        """Let the leader of a shard seal no more with keys; return its term.
+
+        On return, everything that was sealed with them is applied here. Another leader may seal
+        with them again, so they may be shredded in the same term only.
+        """
+        term = self._groups[shard.group].term
+        await self._propose(shard, ids, lambda some: cmd.RetireKeys(some, term))
+        await self._barrier(shard)
+        return term
+
+    async def _shred_by_all(self, shard: Shard, ids: Sequence[int], term: int) -> None:
+        await self._propose(shard, ids, lambda some: cmd.ShredKeys(some, term))
+
+    async def _propose(
+        self, shard: Shard, ids: Sequence[int], command: Callable[[bytes], cmd.StreamCommand]
+    ) -> None:
+        """Have commands about keys applied, also if another node leads the shard."""
+        for start in range(0, len(ids), _SHREDDED_TOGETHER):
+            some = np.array(ids[start : start + _SHREDDED_TOGETHER], np.uint64)
+            result = await self._shard_log.command(shard.machine.shard_id, command(some.tobytes()))
+            expect(result, Done)
 
     def _are_shared(self, shard: Shard) -> bool:
         return not self._groups[shard.group].is_alone
@@ -354,8 +382,9 @@ class Shredder:
         return (alone or is_known) and shard_id not in self._streams.taken_shard_ids()
 
     async def _sweep_if_due(self, shard: Shard, sweep_s: float) -> None:
-        # A snapshot reads messages that may be deleted by now, and opens them with their keys.
-        if self._snapshots.is_reading or not self._groups.leads(shard.group):
+        # A snapshot reads messages that may be deleted by now, and opens them with their keys. It
+        # is read where the stream is served.
+        if self._snapshots.is_reading or not self._streams.serves(shard):
             return
         shard_id, counters = shard.machine.shard_id, shard.machine.counters
         now_s, gone = asyncio.get_running_loop().time(), counters.last_seq - counters.messages
@@ -381,50 +410,50 @@ class Shredder:
             # Everything that was sealed before the last sweep noted these keys is applied now, so a
             # subject that has messages shows them.
             await self._barrier(shard)
+        idle = await self._idle(shard)
+        # Asked again: a publish may have sealed with a noted key during the search.
+        doomed = keys.condemned(idle.intersection(noted))
+        idle.difference_update(doomed)
+        keys.condemn(idle)
+        if self._are_shared(shard) and doomed:
+            # Another node may have sealed with one, if that leads the shard.
+            term = await self._retire_by_all(shard, self._shared.ids_of(doomed))
+            still = (await self._idle(shard)).intersection(doomed)
+            await self._shred_by_all(shard, self._shared.ids_of(still), term)
+        else:
+            await self._destroy_here(doomed)
+        return bool(idle)
+
+    async def _idle(self, shard: Shard) -> set[int]:
+        """The slots of a shard with keys of subjects that have no messages."""
+        keys, shard_id = self._keys_of(shard), shard.machine.shard_id
         names = [name for _, name in shard.machine.subjects.live()]
         needed: set[int] = set()
         for some in _batches(names):
             needed |= keys.slots_of_subjects(shard_id, some)
             await asyncio.sleep(0)
-        idle = set(keys.slots_of_shard(shard_id)) - needed
-        # Asked again: a publish may have sealed with a noted key during the loop above.
-        doomed = keys.condemned(idle.intersection(noted))
-        idle.difference_update(doomed)
-        keys.condemn(idle)
-        await self._destroy(shard, doomed)
-        return bool(idle)
+        return set(keys.slots_of_shard(shard_id)) - needed
 
     async def _sweep_lacking(self, shard: Shard) -> None:
         """Shred the keys that this node lacks and that no message needs."""
-        shard_id = shard.machine.shard_id
-        lacking = await self._wanted_marks(shard_id)
-        if not lacking:
+        lacking = await self._wanted_marks(shard.machine.shard_id)
+        unused = await self._unused(shard, lacking)
+        if not unused:
             return
         # If one comes now and its subject is used again, that gets a new key.
-        self._shared.retire_ids(shard_id, lacking)
-        await self._barrier(shard)
-        needed = {b""}  # of a row that is gone: the key is shredded
+        term = await self._retire_by_all(shard, sorted(unused))
+        unused &= await self._unused(shard, lacking)
+        await self._shred_by_all(shard, sorted(unused), term)
+
+    async def _unused(self, shard: Shard, lacking: Mapping[int, bytes]) -> set[int]:
+        """Those of the ids whose marks are those of no subject with messages."""
+        if not lacking:
+            return set()
+        needed, shard_id = {b""}, shard.machine.shard_id  # of a row that is gone: it is shredded
         for some in _batches([name for _, name in shard.machine.subjects.live()]):
             needed.update(self._shared.mark_of(shard_id, name) for name in some)
             await asyncio.sleep(0)
-        unused = [one for one, mark in lacking.items() if mark not in needed]
-        await self._shred_shared(shard, sorted(unused))
-
-    async def _destroy(self, shard: Shard, slots: list[int]) -> None:
-        """Destroy keys of a shard that no message needs, on all its members."""
-        if not self._are_shared(shard):
-            await self._destroy_here(slots)
-            return
-        self._shared.retire_slots(slots)
-        await self._shred_shared(shard, self._shared.ids_of(slots))
-
-    async def _shred_shared(self, shard: Shard, ids: list[int]) -> None:
-        """Have all members destroy keys, which this node has retired."""
-        shard_id = shard.machine.shard_id
-        for start in range(0, len(ids), _SHREDDED_TOGETHER):
-            some = np.array(ids[start : start + _SHREDDED_TOGETHER], np.uint64)
-            command = cmd.ShredKeys(some.tobytes())
-            expect(await self._shard_log.command(shard_id, command), Done)
+        return {one for one, mark in lacking.items() if mark not in needed}
 
     async def _destroy_here(self, slots: list[int]) -> None:
         """Destroy keys of this node alone. Nothing remains to be purged."""

@@ -35,10 +35,26 @@ def name(state: ShardState, step: Step, command: cmd.NameKeys) -> Result:
     return Done()
 
 
+def retire(state: ShardState, step: Step, command: cmd.RetireKeys) -> Result:
+    """Let keys seal nothing more. The state stays the same: who leads keeps it in mind."""
+    del state
+    return _refused(step, command) or Done()
+
+
 def shred(state: ShardState, step: Step, command: cmd.ShredKeys) -> Result:
     """Note that keys must not exist any more."""
-    if not command.is_sound():
-        return Refused(errors.INTERNAL.code, "the ids of subject keys are not in order")
+    refused = _refused(step, command)
+    if refused is not None:
+        return refused
     for one in np.frombuffer(command.ids, np.uint64).tolist():
         step.writes.delete(keys.large_key(keys.SUBJECT_KEY, state.shard_id, one))
     return Done()
+
+
+def _refused(step: Step, command: cmd.RetireKeys | cmd.ShredKeys) -> Refused | None:
+    if not command.is_sound():
+        return Refused(errors.INTERNAL.code, "the ids of subject keys are not in order")
+    if command.term != step.term:
+        # The leader of this term may have sealed a message with one of them.
+        return Refused(errors.NOT_LEADER.code, "the keys were retired under another leader")
+    return None

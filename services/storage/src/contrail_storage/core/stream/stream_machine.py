@@ -46,6 +46,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.Exhaust: consumer_changes.change,
     cmd.EnforceInterest: interest.enforce_interest,
     cmd.NameKeys: key_names.name,
+    cmd.RetireKeys: key_names.retire,
     cmd.ShredKeys: key_names.shred,
     cmd.AcceptLoss: data_loss.accept_loss,
 }
@@ -73,16 +74,22 @@ class StreamMachine(ShardState):
         return machine
 
     def apply(
-        self, index: int, time_ns: int, command: cmd.Command, writes: Writes, skipped_ns: int = 0
+        self,
+        index: int,
+        time_ns: int,
+        command: cmd.Command,
+        writes: Writes,
+        skipped_ns: int = 0,
+        term: int = 0,
     ) -> Result:
         """Apply one command at log ``index`` and ``time_ns``; all changes go into ``writes``.
 
-        ``skipped_ns``: the sum of the jumps of log time until then.
+        ``skipped_ns``: the sum of the jumps of log time until then. ``term``: that of the entry.
         """
         kind = type(command)
         handle = HANDLERS.get(kind, _refuse_unknown)
         if kind in _WITHOUT_STREAM:
-            return handle(self, Step(index, time_ns, writes, skipped_ns), command)
+            return handle(self, Step(index, time_ns, writes, skipped_ns, term), command)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self.fresh_index:
@@ -91,7 +98,7 @@ class StreamMachine(ShardState):
             self.fresh_index = index
         # The time of a shard never goes backwards, whichever leader stamped the entry.
         now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
-        step = Step(index, now_ns, writes, skipped_ns)
+        step = Step(index, now_ns, writes, skipped_ns, term)
         # Before the command, so that an id is known for exactly the window, on every replica.
         if self.dedupe.marks:
             self.dedupe.expire(step.elapsed_ns, self.record.config.duplicate_window_ns, writes)
