@@ -15,6 +15,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.publishing import publish
+from contrail_serve.cluster import planned
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.group_table import GroupEntry
@@ -22,7 +23,7 @@ from contrail_storage.core.key_layout import SHARD_GROUP
 from contrail_storage.core.results import Done, Refused, Result
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
-from contrail_storage.streams.placement import choose_group
+from contrail_storage.streams.placement import choose_group, choose_groups
 from tests.crash.lives import wait_until
 from tests.support.folders import copy_at_one_moment
 
@@ -190,3 +191,18 @@ def test_shards_spread_evenly_over_leaders_and_nodes(streams: list[int]) -> None
     assert max(led[one] for one in NODES) - min(led[one] for one in NODES) <= 8
     assert max(stored[one] for one in NODES) - min(stored[one] for one in NODES) <= 3 * 8
     assert choose_group(5, RING, shards_in) is None
+
+
+@pytest.mark.parametrize(("nodes", "replicas"), [(3, 3), (4, 3), (5, 3), (5, 5), (6, 3), (6, 5)])
+def test_each_member_leads_shards_of_a_stream(nodes: int, replicas: int) -> None:
+    table, shards_in = planned(tuple(f"n{one}" for one in range(nodes))), Counter[int]()
+    by_number = {entry.number: entry for entry in table}
+    for shards in (3, 1, 8, 5, 2):
+        first = choose_group(replicas, table, shards_in)
+        assert first is not None
+        chosen = [by_number[one] for one in choose_groups(first, shards, table, shards_in)]
+        assert {frozenset(entry.members) for entry in chosen} == {frozenset(first.members)}
+        led = Counter(entry.members[0] for entry in chosen)
+        assert len(led) == min(shards, replicas)
+        assert max(led.values()) - min(led.values()) <= 1
+        shards_in.update(entry.number for entry in chosen)

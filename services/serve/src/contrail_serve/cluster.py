@@ -32,7 +32,12 @@ from contrail_replicator.peers.frames import Channel
 from contrail_replicator.peers.handshake import NO_CLUSTER
 from contrail_replicator.peers.hub import Node, PeerHub
 from contrail_replicator.peers.links import GroupLinks
-from contrail_replicator.peers.plan import Place, groups_of_five, groups_of_three
+from contrail_replicator.peers.plan import (
+    Place,
+    groups_of_five,
+    groups_of_other_leaders,
+    groups_of_three,
+)
 from contrail_replicator.peers.registering import Registering, Registration
 from contrail_replicator.peers.tcp import PeerSockets
 from contrail_serve.cluster_secret import PEER_LABEL, ClusterSecret
@@ -63,6 +68,7 @@ def planned(names: tuple[str, ...]) -> tuple[GroupEntry, ...]:
     shared = groups_of_three(places)
     if len(names) >= _FIVE:
         shared += groups_of_five(places)
+    shared += groups_of_other_leaders(shared)
     alone = [GroupEntry(number, (name,)) for number, name in enumerate(names, start=1)]
     numbered = enumerate(shared, start=_FIRST_GROUP)
     return (*alone, *(GroupEntry(number, tuple(members)) for number, members in numbered))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from contrail_replicator.peers.plan import (
     Place,
     groups_of_five,
+    groups_of_other_leaders,
     groups_of_three,
     meta_members,
     ring,
@@ -26,12 +27,14 @@ def test_triples_of_small_clusters(nodes: int, triples: int, times: int) -> None
     assert set(found.values()) == {times}
 
 
-@pytest.mark.parametrize(("nodes", "memberships"), [(3, 8), (4, 8), (5, 13), (6, 13)])
+@pytest.mark.parametrize(("nodes", "memberships"), [(3, 8), (4, 11), (5, 25), (6, 45), (32, 45)])
 def test_memberships_of_a_node_at_most(nodes: int, memberships: int) -> None:
     names = NODES[:nodes]
-    groups = groups_of_three(names) + [meta_members(names)] + [[one.name] for one in names]
+    groups = groups_of_three(names)
     if nodes >= 5:
         groups += groups_of_five(names)
+    groups += groups_of_other_leaders(groups)
+    groups += [meta_members(names)] + [[one.name] for one in names]
     assert max(Counter(name for group in groups for name in group).values()) == memberships
 
 
@@ -41,6 +44,18 @@ def test_each_node_leads_and_holds_as_much_as_any_other(nodes: int) -> None:
     assert all(len(set(group)) == 3 for group in groups)
     assert set(Counter(group[0] for group in groups).values()) == {2}
     assert set(Counter(name for group in groups for name in group).values()) == {6}
+
+
+@given(st.integers(3, 12))
+def test_each_member_of_a_set_leads_a_group_with_it(nodes: int) -> None:
+    groups = groups_of_three(NODES[:nodes])
+    more = groups_of_other_leaders(groups)
+    assert groups_of_other_leaders(groups + more) == []
+    found = Counter((frozenset(group), group[0]) for group in groups + more)
+    assert {(members, name) for members, _ in found for name in members} == set(found)
+    assert len(set(Counter(group[0] for group in groups + more).values())) == 1
+    if nodes != 3:
+        assert set(found.values()) == {1}
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=5, max_size=12))

@@ -2,7 +2,8 @@
 
 The nodes stand on a ring on which zones alternate. Each node begins two sets of three: one with the
 next two nodes of the ring, one that skips the second of them. So every node leads as many groups as
-any other, and what a lost node led and held spreads over all others.
+any other, and what a lost node led and held spreads over all others. Each set has a group for each
+of its members to lead, so that all of them may lead shards of one stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,18 @@ def groups_of_five(nodes: Iterable[Place]) -> list[list[str]]:
     """Return the members of the n groups with five replicas; there are at least five nodes."""
     around = ring(nodes)
     return [member_set(around, first, 5) for first in range(len(around))]
+
+
+def groups_of_other_leaders(groups: Iterable[Sequence[str]]) -> list[list[str]]:
+    """Return what the groups lack for each member of a set to lead a group with these members."""
+    led: dict[frozenset[str], list[str]] = {}
+    for group in groups:
+        led.setdefault(frozenset(group), []).append(group[0])
+    return [
+        [name, *sorted(members - {name})]
+        for members, leaders in led.items()
+        for name in sorted(members.difference(leaders))
+    ]
 
 
 def meta_members(nodes: Iterable[Place]) -> list[str]:
