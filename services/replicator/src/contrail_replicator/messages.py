@@ -120,6 +120,13 @@ class Readmit(_Message, frozen=True):
     """The member must hold and have applied everything up to this index, durably."""
 
 
+class Forgotten(_Message, frozen=True):
+    """A leader reminds the receiver of what it has acknowledged in this term, and now lacks."""
+
+    index: int
+    """The receiver has acknowledged everything up to this index."""
+
+
 class DigestQuestion(_Message, frozen=True):
     """A leader asks for the digest of what the receiver has applied up to `index`."""
 
@@ -151,6 +158,7 @@ Message = (
     | Transfer
     | Resigned
     | Readmit
+    | Forgotten
     | DigestQuestion
     | DigestAnswer
     | Distrust

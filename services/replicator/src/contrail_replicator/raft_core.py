@@ -24,6 +24,7 @@ from contrail_replicator.messages import (
     RESTORING,
     SUSPECT,
     Append,
+    Forgotten,
     Heartbeat,
     HeartbeatReply,
     Message,
@@ -556,6 +557,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             held = min(self._matched, self._journal.durable_index, self._applied())
             if held >= message.index and self.is_complete():
                 self._journal.save_flags(self._journal.flags & ~RESTORING)
+        elif isinstance(message, Forgotten) and self._journal.durable_index < message.index:
+            # The disk has lost the end of the log, and perhaps a vote.
+            self._journal.save_flags(self._journal.flags | RESTORING)
 
     def _adopt_term(self, term: int) -> None:
         self._SyncObj__setCurrentTerm(term, None)
@@ -623,11 +627,21 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             if message.success and peer not in self._rounds.unfit:
                 message_ = {"next_node_idx": message.index + 1, "success": True, "reset": False}
                 self._give(peer, {"type": "next_node_idx", "term": message.term, **message_})
+            self._remind(peer, message)
             self._replication.note_reply(peer, message)
         # The library has set the time of receipt.
         self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
         self._send_round_for_reads()
         self._ask_to_take_over()
+
+    def _remind(self, peer: str, reply: Reply) -> None:
+        """Tell a peer what it has acknowledged in this term, if its log ends before that.
+
+        The answer may be older than the acknowledgement: the peer looks at its log.
+        """
+        acknowledged = self.matched(peer)
+        if not (reply.success or reply.conflict_term) and reply.index <= acknowledged:
+            self._send_to_peer(peer, Forgotten(self.term(), acknowledged))
 
     def _heading(self) -> tuple[int, int, int]:
         return self.term(), self._rounds.newest, self.commit_index()

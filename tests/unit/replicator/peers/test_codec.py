@@ -12,6 +12,7 @@ from contrail_replicator.messages import (
     DigestAnswer,
     DigestQuestion,
     Distrust,
+    Forgotten,
     Heartbeat,
     HeartbeatReply,
     Message,
@@ -54,6 +55,7 @@ single_messages = st.one_of(
     st.builds(DigestQuestion, numbers, numbers),
     st.builds(DigestAnswer, numbers, numbers, st.binary(min_size=16, max_size=16)),
     st.builds(Distrust, numbers, numbers),
+    st.builds(Forgotten, numbers, numbers),
 )
 groups = st.integers(0, 2**32 - 1)
 beats = st.lists(st.tuples(groups, st.builds(Heartbeat, numbers, numbers, numbers)), max_size=5)

@@ -9,7 +9,7 @@ Kind      Message        Body
 3         Append         term, round, previous index, previous term, commit, u32 count, then for
                          each entry: term, u32 bytes, the bytes
 4 to 11,  the others     their fields in order; u8 for flags and for true or false
-15 to 17
+15 to 18
 ========= ============== ===================================================================
 
 The frame of kinds 1 and 2 has group 0: they speak for all groups that two nodes share.
@@ -26,6 +26,7 @@ from contrail_replicator.messages import (
     DigestAnswer,
     DigestQuestion,
     Distrust,
+    Forgotten,
     Heartbeat,
     HeartbeatReply,
     Message,
@@ -78,6 +79,7 @@ _FORMS: Final = (
     _form(15, DigestQuestion, "QQ"),
     _form(16, DigestAnswer, "QQ16s"),
     _form(17, Distrust, "QQ"),
+    _form(18, Forgotten, "QQ"),
 )
 _BY_TYPE: Final = {one.message: one for one in _FORMS}
 _BY_KIND: Final = {one.kind: one for one in _FORMS}
