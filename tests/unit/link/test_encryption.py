@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from contrail_link.publishing import publish
 from contrail_link.tcp import encryption
 from contrail_link.tcp.client import RemoteLink
 from contrail_link.tcp.encryption import ServerTls, client_context, is_loopback
+from contrail_link.tcp.handshake import ONE_END, SILENT
 from contrail_link.tcp.limits import LinkLimits
 from contrail_link.tcp.server import LinkServer
 from contrail_replicator.peers.certificates import made_tls
@@ -129,19 +131,57 @@ def test_strangers_that_do_not_finish_tls_keep_nobody_out(tmp_path: Path) -> Non
     run(scenario())
 
 
-def test_client_says_that_storage_speaks_no_tls(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with storage(tmp_path) as local:
-            listener = bound()
-            server = LinkServer(local, [KEY], QUICK)
-            await server.start(listener)
-            link = RemoteLink((HOST, port_of(listener)), [KEY], QUICK)
-            link.start()
-            await until(lambda: "SSL" in link.readiness().get("storage link", ""))
-            await link.close()
-            await server.stop(1.0)
+def at_server() -> bool:
+    """Whether it is the server that asks for an address."""
+    return any(one.name == "_welcome" for one in traceback.extract_stack())
 
-    run(scenario())
+
+def both_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: LinkLimits
+) -> tuple[str, str]:
+    """What client and server say that cannot agree on TLS."""
+    refusals: list[str] = []
+    turned_away = LinkServer.turned_away
+
+    def noted(server: LinkServer, reason: str) -> None:
+        refusals.append(reason)
+        turned_away(server, reason)
+
+    monkeypatch.setattr(LinkServer, "turned_away", noted)
+
+    async def scenario() -> tuple[str, str]:
+        async with storage(tmp_path) as local, served(local, limits) as (_, port):
+            link = RemoteLink((HOST, port), [KEY], limits)
+            link.start()
+            await until(lambda: bool(refusals))
+            await until(lambda: ONE_END in link.readiness().get("storage link", ""))
+            said = link.readiness()["storage link"]
+            await link.close()
+            return said, refusals[0]
+
+    return run(scenario())
+
+
+def test_ends_say_that_only_the_server_is_on_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encryption, "is_loopback", lambda _host: at_server())
+    client, server = both_reasons(tmp_path, monkeypatch, QUICK)
+    assert "it speaks no TLS" in client
+    assert f"the peer speaks TLS, and this end does not on loopback: {ONE_END}" in server
+
+
+@each("connect_s", [0.3, 5.0])
+def test_ends_say_that_only_the_client_is_on_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect_s: float
+) -> None:
+    """Whichever of them gives up first."""
+    monkeypatch.setattr(encryption, "is_loopback", lambda _host: not at_server())
+    limits = LinkLimits(connect_s=connect_s, handshake_s=0.5, pulse_s=0.05)
+    client, server = both_reasons(tmp_path, monkeypatch, limits)
+    assert SILENT in client
+    assert "no TLS" in server
+    assert ONE_END in server
 
 
 @each(

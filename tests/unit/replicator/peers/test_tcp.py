@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 
+from contrail_link.tcp.handshake import ONE_END, SILENT
 from contrail_replicator.peers.certificates import (
     CertificateError,
     PeerTls,
@@ -26,6 +27,7 @@ from contrail_replicator.peers.certificates import (
 from contrail_replicator.peers.frames import BODY_BYTES_MAX, Bytes, Channel, Frame
 from contrail_replicator.peers.hub import Node, PeerHub
 from contrail_replicator.peers.ports import Wire
+from contrail_replicator.peers.refusals import Complaints
 from contrail_replicator.peers.tcp import PeerSockets
 from tests.support.slices import assert_no_stall
 
@@ -122,6 +124,27 @@ def test_no_step_of_the_largest_frame_is_long(encrypted: bool) -> None:
         await assert_no_stall(send)
 
     with_nodes(scene, made_tls if encrypted else lambda _: None)
+
+
+def test_nodes_say_that_only_one_of_them_is_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As through a tunnel: `a` speaks TLS, and `b` does not."""
+    complaints: list[tuple[str, str]] = []
+
+    def noted(_: Complaints, now: float, event: str, address: str, reason: str) -> None:
+        complaints.append((event, reason))
+
+    monkeypatch.setattr(Complaints, "log", noted)
+    monkeypatch.setattr("contrail_replicator.peers.connections.HANDSHAKE_S", 0.3)
+
+    def says(event: str, *parts: str) -> bool:
+        return any(one == event and all(part in text for part in parts) for one, text in complaints)
+
+    async def scene(_a: Peer, _b: Peer) -> None:
+        await wait_until(lambda: says("peer_unreachable", "b: it speaks no TLS", ONE_END))
+        await wait_until(lambda: says("peer_refused", "it speaks TLS", ONE_END))
+        await wait_until(lambda: says("peer_unreachable", "a: ", SILENT))
+
+    with_nodes(scene, lambda name: made_tls(name) if name == "a" else None)
 
 
 # Certificates of an operator ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ from contrail_link.request_context import current_context
 from contrail_link.tcp import encryption, frames
 from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.frames import Frame, FrameError
-from contrail_link.tcp.handshake import NONCE_BYTES, ClientHandshake, HandshakeError
+from contrail_link.tcp.handshake import NONCE_BYTES, SILENT, ClientHandshake, HandshakeError
 from contrail_link.tcp.limits import LinkLimits
 from contrail_link.tcp.methods import Method, NodeIdentity
 from contrail_link.tcp.refusals import decode_error
@@ -215,17 +215,21 @@ class Channel:
             backoff_s = min(2 * backoff_s, limits.backoff_max_s)
 
     async def _connect(self) -> "ClientConnection":
-        async with asyncio.timeout(self.limits.connect_s):
-            host, port = await self._locate()
-            self._where = f"{host}:{port}: "
-            key = self._keys[self._refused % len(self._keys)]
-            connection = await self._open(host, port, key)
-            try:
+        connection: ClientConnection | None = None
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                host, port = await self._locate()
+                self._where = f"{host}:{port}: "
+                key = self._keys[self._refused % len(self._keys)]
+                connection = await self._open(host, port, key)
                 # Done with the first pulse, after both ends have proved that they know the secret.
                 await connection.opened
-            except BaseException:
+        except BaseException as error:
+            if connection is not None:
                 connection.fail("gave up")
-                raise
+                if isinstance(error, TimeoutError) and connection.is_silent:
+                    raise TimeoutError(SILENT) from None
+            raise
         return connection
 
     async def _open(self, host: str, port: int, key: bytes) -> "ClientConnection":
@@ -241,7 +245,7 @@ class Channel:
                     ssl=context,
                 )
             except OSError as error:
-                failure = error
+                failure = encryption.explained(error)
             else:
                 return connection
         raise failure
@@ -454,6 +458,11 @@ class ClientConnection(FramedConnection):
         self._hello.certificate = encryption.shown_digest(transport.get_extra_info("ssl_object"))
         super().connection_made(transport)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the peer has sent nothing on a connection that is not encrypted."""
+        return self._hello.is_silent and not self._hello.certificate
+
     def on_open(self) -> None:
         """Do nothing: the connection is open only with the first frame."""
 
@@ -468,6 +477,8 @@ class ClientConnection(FramedConnection):
         if not self.opened.done():
             if self._hello.proof_sent and not self._hello.done:
                 reason = "storage refused the cluster secret, or shut down"
+            elif self.is_silent:
+                reason = SILENT
             self.opened.set_exception(HandshakeError(reason))
             self.opened.exception()  # marks it as seen: the waiting task may have given up
         self.closed.set_result(None)

@@ -10,6 +10,11 @@ import ssl
 from contextlib import suppress
 from dataclasses import dataclass
 
+from contrail_link.tcp.handshake import ONE_END
+
+_NO_TLS = "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"
+"""Why OpenSSL gives up if it reads something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
@@ -32,6 +37,13 @@ def shown_digest(tls: ssl.SSLObject | None) -> bytes:
     """Return the digest of the certificate that a client was shown; empty without TLS."""
     shown = None if tls is None else tls.getpeercert(binary_form=True)
     return b"" if shown is None else hashlib.sha256(shown).digest()
+
+
+def explained(error: OSError) -> OSError:
+    """Return the error of a client, with its cause if the server has answered without TLS."""
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return OSError(f"it speaks no TLS ({error}): {ONE_END}")
+    return error
 
 
 def is_loopback(host: str) -> bool:

@@ -22,6 +22,12 @@ _VERSION: Final = 2
 MAGIC: Final = _NAME + bytes([_VERSION])
 NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
+ONE_END: Final = "is there a tunnel with only one end on loopback?"
+"""Then one end speaks TLS, and the other does not."""
+SILENT: Final = f"it sent nothing: it hangs, or awaits TLS ({ONE_END})"
+"""Of a peer that should have begun, and to which this end speaks no TLS."""
+_TLS: Final = b"\x16\x03"
+"""How a client of TLS begins."""
 _CLIENT: Final = b"contrail link: client"
 _SERVER: Final = b"contrail link: server"
 
@@ -49,6 +55,11 @@ class Handshake:
         self._read = b""
         self.done = False
         self.rest = b""
+
+    @property
+    def is_silent(self) -> bool:
+        """True while the peer has sent nothing."""
+        return not (self._read or self._magic_checked)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the peer, and return the bytes to send. Raises HandshakeError."""
@@ -142,4 +153,11 @@ def _check_magic(read: bytes) -> None:
             f"the peer is of another release: it speaks version {version} of the link, and this "
             f"process version {_VERSION}"
         )
-    raise HandshakeError("the peer does not speak this protocol")
+    raise HandshakeError(f"the peer {other_protocol(read)}")
+
+
+def other_protocol(read: bytes) -> str:
+    """What a peer does that has sent ``read``, which no handshake begins with."""
+    if read.startswith(_TLS):
+        return f"speaks TLS, and this end does not on loopback: {ONE_END}"
+    return "does not speak this protocol"

@@ -25,7 +25,7 @@ from contrail_link.tcp import encryption, frames
 from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.encryption import ServerTls
 from contrail_link.tcp.frames import Frame, FrameError
-from contrail_link.tcp.handshake import NONCE_BYTES, ServerHandshake
+from contrail_link.tcp.handshake import NONCE_BYTES, ONE_END, ServerHandshake
 from contrail_link.tcp.limits import LinkLimits
 from contrail_link.tcp.listeners import Listener
 from contrail_link.tcp.methods import (
@@ -121,7 +121,7 @@ class LinkServer:
             raise
         except OSError as error:
             accepted.close()
-            self.turned_away(f"no TLS: {error}")
+            self.turned_away(f"no TLS: {error}; {ONE_END}")
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, end all waits, and finish when running requests are answered.

@@ -7,6 +7,7 @@ two nodes that dial each other at once, and a failure in one direction looks lik
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from contrail_link.tcp.handshake import SILENT
 from contrail_replicator.peers.frames import (
     BODY_BYTES_MAX,
     Bytes,
@@ -17,6 +18,7 @@ from contrail_replicator.peers.frames import (
 )
 from contrail_replicator.peers.handshake import (
     NONCE_BYTES,
+    PLAIN,
     UNPROVEN_BYTES_MAX,
     DiallerHandshake,
     HandshakeError,
@@ -171,16 +173,20 @@ class Dialled(_Connection):
         self._outbox: Outbox | None = None
         # The handshake failed, and not the network.
         self._refused = False
+        # The connection is open and not encrypted, and the listener has sent nothing.
+        self._silent = False
         self.wire = net.dial(address, hello.target, self)
 
     def wire_open(self) -> None:
         """Await the listener's nonce."""
         nonce = self.net.random_bytes(NONCE_BYTES)
         certificate = self.wire.certificate
+        self._silent = certificate == PLAIN
         self._handshake = DiallerHandshake(self.keys(), nonce, certificate, self._hello)
 
     def wire_bytes(self, data: Bytes) -> None:
         """Go on with the handshake; nothing may come after it."""
+        self._silent = False
         if self._outbox is not None:
             self.fail("the peer broke the protocol: it sent bytes on a connection it accepted")
             return
@@ -210,4 +216,7 @@ class Dialled(_Connection):
         self.timer.cancel()
         if self._outbox is not None:
             self._outbox.close()
-        self._owner.dialled_closed(self.reason or reason, refused=self._refused)
+        reason = self.reason or reason
+        if self._silent:
+            reason = f"{reason}; {SILENT}"
+        self._owner.dialled_closed(reason, refused=self._refused)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from contrail_link.tcp.handshake import other_protocol
 from contrail_replicator.peers.frames import Channel
 
 _MAGIC_NAME: Final = b"CTRLPR\x00"
@@ -168,7 +169,7 @@ class _Part:
                     f"it is of another release: it speaks version {version} of the handshake, and "
                     f"this node version {_VERSION}"
                 )
-            raise HandshakeError(_NOT_THIS_PROTOCOL)
+            raise HandshakeError(f"it {other_protocol(self._read)}")
         return len(self._read) >= len(MAGIC) + NONCE_BYTES
 
     def _proof(self, key: bytes, label: bytes, nonces: bytes, hellos: bytes) -> bytes:

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
-from contrail_link.tcp.encryption import is_loopback
+from contrail_link.tcp.encryption import explained, is_loopback
 from contrail_link.tcp.listeners import Listener
 from contrail_replicator.peers.certificates import PeerTls, names_in
 from contrail_replicator.peers.frames import Bytes
@@ -110,6 +110,8 @@ class PeerSockets:
                 )
         except TimeoutError:
             raise OSError(f"no connection within {_DIAL_S:g} s") from None
+        except OSError as error:
+            raise explained(error) from error
 
     def _is_plain(self, host: str) -> bool:
         return not self._encrypted_on_loopback and is_loopback(host)
