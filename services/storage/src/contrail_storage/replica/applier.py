@@ -1,14 +1,12 @@
 """Apply committed entries: run the machines in order, answer callers, hand jobs to the writer."""
 
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Final, Protocol
 
 import structlog
 
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, BlockCodec
-from contrail_common.timings import Timings
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.chain import NO_CHAIN, Chain, next_digest
 from contrail_storage.core.commands import (
@@ -105,25 +103,6 @@ class JobSink(Protocol):
     def flush(self) -> None:
         """Hand on all held jobs."""
         ...
-
-
-class NodeTimings:
-    """Times from proposal to apply, and of apply itself."""
-
-    def __init__(self) -> None:
-        self.commits = Timings()
-        self.applies = Timings()
-
-    def applied(self, begun: float, own: EntryContext | None) -> float:
-        """Count an entry whose apply began at ``begun``; ``own`` if this node proposed it.
-
-        Returns the seconds that it took.
-        """
-        now = perf_counter()
-        self.applies.add(now - begun)
-        if own is not None:
-            self.commits.add(now - own.begun)
-        return now - begun
 
 
 class Applier:

@@ -15,8 +15,9 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.timings import Timings
 from contrail_storage.core.chain import NO_CHAIN
-from contrail_storage.replica.applier import Applier, NodeTimings, StateDamagedError
+from contrail_storage.replica.applier import Applier, StateDamagedError
 from contrail_storage.replica.apply_pace import ApplyPace
 from contrail_storage.replica.entries import EntryContext
 from contrail_storage.replica.group_time import LOOK_S, GroupTime
@@ -40,6 +41,25 @@ _log = structlog.get_logger("contrail.groups")
 
 async def _nothing() -> None:
     return
+
+
+class NodeTimings:
+    """Times from proposal to apply, and of apply itself."""
+
+    def __init__(self) -> None:
+        self.commits = Timings()
+        self.applies = Timings()
+
+    def applied(self, begun: float, own: EntryContext | None) -> float:
+        """Count an entry whose apply began at ``begun``; ``own`` if this node proposed it.
+
+        Returns the seconds that it took.
+        """
+        now = perf_counter()
+        self.applies.add(now - begun)
+        if own is not None:
+            self.commits.add(now - own.begun)
+        return now - begun
 
 
 class Groups(Mapping[int, Group]):
