@@ -171,7 +171,7 @@ def sleep(seconds: float) -> None:
 
 
 class Lock:
-    """`threading.Lock`, and with an owner `threading.RLock`."""
+    """`threading.Lock`."""
 
     def __init__(self) -> None:
         self._held = False
@@ -204,6 +204,36 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+class RLock(Lock):
+    """`threading.RLock`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # None: the event loop, or nobody if `_depth` is 0.
+        self._owner: Worker | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        worker: Worker | None = getattr(_running, "worker", None)
+        if not self._depth or self._owner is not worker:
+            if not super().acquire(blocking, timeout):
+                return False
+            self._owner = worker
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        worker: Worker | None = getattr(_running, "worker", None)
+        if not self._depth or self._owner is not worker:
+            # A thread that is killed in `Condition.wait` leaves a block without the lock.
+            if worker is None or not worker._killed:
+                raise RuntimeError("another thread has the lock")
+            return
+        self._depth -= 1
+        if not self._depth:
+            super().release()
 
 
 class Condition:
@@ -305,7 +335,7 @@ class Threading:
 
     Thread = Thread
     Lock = Lock
-    RLock = threading.RLock
+    RLock = RLock
     Condition = Condition
     Event = threading.Event
     current_thread = staticmethod(threading.current_thread)
