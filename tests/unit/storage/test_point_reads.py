@@ -1,11 +1,11 @@
 """Blocks for single messages: read together, and each for itself when something is wrong."""
 
 import asyncio
-import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
 
+import msgspec
 import pytest
 
 from contrail_common.columns.blocks import Block, BlockCorruptError
@@ -108,7 +108,7 @@ async def test_block_is_read_again_only_where_it_is_not_the_one_of_the_directory
     store = BlockStore(source)
     for base_seq, behind_ns in ((1, 0), (2, 1), (3, 0)):
         span = span_of(block_of(base_seq, b""))
-        later = dataclasses.replace(span, last_time_ns=span.last_time_ns + behind_ns)
+        later = msgspec.structs.replace(span, last_time_ns=span.last_time_ns + behind_ns)
         store.directory(SHARD).append(later)
     points = PointReads(store)
     found = await asyncio.gather(*(points.block(SHARD, base_seq) for base_seq in (1, 2, 3)))

@@ -182,6 +182,7 @@ def test_keys_of_unused_subjects_are_destroyed_unless_they_are_used_again(tmp_pa
         link, home = await until_served(nodes), nodes[home_of(nodes)]
         for one in (subject, again):
             assert await link.purge_stream("S", one, 0, 0) == 1
+        await until_settled(nodes)
         before = material(home, id_of(nodes, subject))
         await home.shredder.tick(0.0)  # notes both
         await put(nodes, 20, again)
@@ -210,6 +211,7 @@ def test_key_that_was_used_again_elsewhere_during_a_sweep_stays(tmp_path: Path) 
         await until_settled(nodes)
         link, home = await until_served(nodes), nodes[home_of(nodes)]
         assert await link.purge_stream("S", subject, 0, 0) == 1
+        await until_settled(nodes)
         await home.shredder.tick(0.0)
         command, used = home.shard_logs.command, []
 
