@@ -82,7 +82,7 @@ class _Client:
         expected = 2 if request.count(b"Host: localhost") == 2 else 1
         if cut:
             writer.write(request[:cut])
-            await wait_until(self._has_begun)
+            await wait_until(self.has_begun)
             request = request[cut:]
         writer.write(request)
         answers = [await self._answer()]
@@ -90,12 +90,18 @@ class _Client:
             answers.append(await self._answer())
         return answers
 
+    def write(self, data: bytes) -> None:
+        """Send bytes on the connection that is open."""
+        assert self._streams is not None
+        self._streams[1].write(data)
+
     def close(self) -> None:
         """Close the connection, if there is one."""
         if self._streams is not None:
             self._streams[1].close()
 
-    def _has_begun(self) -> bool:
+    def has_begun(self) -> bool:
+        """Whether a part of a request has arrived."""
         [connection] = self._server.server_state.connections or [None]
         return connection is not None and (connection._begun or connection._body_open)
 
@@ -169,6 +175,51 @@ def test_a_known_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> No
     run(scenario())
 
 
+def test_head_that_has_begun_before_an_answer_goes_on_after_it() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, server):
+            client = _Client(port, server)
+            await client.send(post(b"x"), 0)
+            edge.link.outcomes = []
+            held = asyncio.ensure_future(client.send(post(b"x"), 0))
+            await wait_until(lambda: bool(edge.link.outcomes))
+            [answer], edge.link.outcomes = edge.link.outcomes or [], None
+            client.write(b"POST /v1/subjects/a.later/messages HTTP/1.1\r\nA-Value: ")
+            await wait_until(client.has_begun)
+            answer()
+            await held
+            # The rest of that head, which looks like one that is known.
+            await client.send(post(b"x"), 0)
+            client.close()
+        assert [one.subject for [one] in edge.link.published] == ["a.b", "a.b", "a.later"]
+
+    run(scenario())
+
+
+def test_request_that_comes_with_the_end_of_the_keep_alive_time_is_answered() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, server):
+            client = _Client(port, server)
+            await client.send(post(b"x"), 0)
+            edge.link.outcomes = []
+            [connection] = server.server_state.connections
+            # The time is over, and the server looks whether a request has arrived meanwhile.
+            connection.timeout_keep_alive_handler()
+            connection.data_received(post(b"x"))
+            looked = asyncio.Event()
+            asyncio.get_running_loop().call_later(0.01, looked.set)
+            await looked.wait()
+            [answer] = edge.link.outcomes
+            answer()
+            [received] = await client.send(b"", 0)
+            assert received.startswith(b"HTTP/1.1 201")
+            client.close()
+
+    run(scenario())
+
+
 def test_heads_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_heads, "_HEADS_MAX", 2)
 
@@ -180,7 +231,12 @@ def test_heads_are_forgotten_when_there_are_many(monkeypatch: pytest.MonkeyPatch
                 await client.send(post(b"x", subject=b"a.%d" % number), 0)
                 assert 1 <= len(edge.app.known_heads) <= 2
             long = post(b"x", b"H: " + bytes(1_024).replace(b"\0", b"v"))
-            once = [post(b"x", b"X-Request-Id: 1"), post(b"x", b"Nats-Msg-Id: 1"), long]
+            once = [
+                post(b"x", b"X-Request-Id: 1"),
+                post(b"x", b"Nats-Msg-Id: 1"),
+                post(b"x", b"Idempotency-Key: 1"),
+                long,
+            ]
             known = len(edge.app.known_heads)
             for request in once:
                 await client.send(request, 0)

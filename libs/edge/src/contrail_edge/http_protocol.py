@@ -197,6 +197,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             request.hold(len(body))
         except ApiError:
             return False  # refused in the usual way
+        self._unset_keepalive_if_required()
         self._idle_since = None
         self._request = request
         exchange = self._exchange(request, known.target, keep_alive=True)
@@ -363,6 +364,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self.on_response_complete()
             return
         self.server_state.total_requests += 1
+        if self._begun:
+            return  # the next head is incomplete, and has a deadline
         self._idle_since = self.loop.time()
         if self._idle_check is None:
             self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)

@@ -15,9 +15,9 @@ from contrail_edge.http.headers import X_REQUEST_ID
 
 _HEADS_MAX: Final = 1_024
 _HEAD_BYTES_MAX: Final = 1_024
-"""The most heads, and their longest: together 1 MiB, and twice as much for what they mean."""
+"""The most heads, and their longest: 1 MiB, and at most 20 MiB for what they mean."""
 _END: Final = b"\r\n\r\n"
-_ONCE: Final = (X_REQUEST_ID, b"traceparent", b"nats-")
+_ONCE: Final = (X_REQUEST_ID, b"traceparent", b"idempotency-key", b"nats-")
 """Beginnings of the names of headers that differ from request to request."""
 
 
