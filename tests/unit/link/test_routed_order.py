@@ -10,7 +10,7 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
-from contrail_link.contract.publish import PublishAck, PublishOutcome
+from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 from contrail_link.routed.flows import SETTLE_S, WAITING_BYTES_MAX
 from contrail_link.routed.link import RoutedLink
 from tests.unit.link.routed_rig import Cluster, run_virtually, wait_virtually
@@ -217,6 +217,69 @@ def test_slow_answer_to_the_first_does_not_hold_up_the_others_for_longer_than_th
         assert clock.time() < AGAIN_S + 0.1
         await socket.until_answered()
         assert clock.time() < AGAIN_S + ANSWER_S
+
+    run_virtually(scenario())
+
+
+def test_message_that_comes_back_is_not_sent_after_a_later_one() -> None:
+    """The leader refuses one of those that had waited, and stores the ones behind it."""
+
+    async def scenario() -> None:
+        socket = Socket()
+        socket.publish(socket.message("S.a"))
+        await socket.until_answered()
+        socket.cluster.leaders["S"] = None
+        for _ in range(300):
+            socket.publish(socket.message("S.a"))
+        await wait_virtually(0.5)
+        node, check = socket.nodes[1], socket.nodes[1].check
+        node.delay_s = 0
+        refused = 0
+
+        def check_once(stream: str) -> None:
+            nonlocal refused
+            check(stream)
+            refused += len(socket.stored("S")) > 1
+            if refused == 1:
+                raise ApiError(errors.NOT_LEADER, applied=False)
+
+        node.check = check_once  # type: ignore[method-assign]
+        node.lead()
+        await socket.until_answered()
+        assert refused > 1
+        stored = socket.stored("S")
+        assert stored == sorted(stored)
+        assert len(stored) == 300
+
+    run_virtually(scenario())
+
+
+def test_node_that_goes_away_is_not_asked_again_and_again() -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.publish(socket.message("S.a"))
+        await socket.until_answered()
+        socket.cluster.leaders["S"] = None
+        for _ in range(10):
+            socket.publish_batch("S", socket.message("S.a"), columns=True)
+        await wait_virtually(0.5)
+        leader, store = socket.nodes[1], socket.cluster.store
+        again = socket.link.again
+
+        def store_last(stream: str, message: PublishMessage) -> PubResult:
+            leader.down = True
+            return store(stream, message)
+
+        socket.cluster.store = store_last  # type: ignore[method-assign]
+        leader.lead()
+        await wait_virtually(1.0)
+        assert len(socket.stored("S")) == 2
+        # Each of those that wait at most once, and then one at a time with pauses.
+        assert socket.link.again - again < 30
+        socket.cluster.store = store  # type: ignore[method-assign]
+        leader.down = False
+        await socket.until_answered()
+        assert socket.stored("S") == list(range(1, 12))
 
     run_virtually(scenario())
 

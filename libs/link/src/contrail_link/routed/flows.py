@@ -9,9 +9,9 @@ A publish that comes back after a later one was answered is refused: it is too l
 """
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable, Iterator
-from operator import attrgetter
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any, Final, Protocol
 
 from contrail_common import errors
@@ -33,14 +33,13 @@ WAITING_BYTES_MAX: Final = 64 << 20
 _MESSAGE_BYTES: Final = 512
 """Bytes that a waiting message counts in addition to its payload."""
 _TOGETHER_MAX: Final = 200
-"""Messages that are sent again with one request, and requests that are sent in one step."""
+"""Messages that are sent again with one request, and publishes that are handled in one step."""
 _REQUEST_BYTES: Final = 1 << 20
 """Bytes of messages that are sent again with one request."""
 _ROUND_BYTES: Final = 32 << 20
 """Bytes that are sent again before the answers to all of them are there."""
 _LATE_S: Final = 0.001
 """How late a publish whose time is over may be refused."""
-_number: Final = attrgetter("number")
 
 
 class Sender(Protocol):
@@ -95,7 +94,7 @@ class Flow:
         self.newest = -1
         """The highest number that was acknowledged."""
         self.waiting: list[Publish] = []
-        """Publishes to be sent, by number."""
+        """Publishes to be sent: a heap by number."""
         self.task: asyncio.Task[None] | None = None
         """Sends those that wait; while there is one, all others wait too."""
         self.settled: asyncio.Future[None] | None = None
@@ -141,6 +140,9 @@ class Publish:
         """An answer was lost, so the messages may be stored already."""
         self.safe = False
         """It is known that the stream recognises the messages if they are stored already."""
+
+    def __lt__(self, other: "Publish") -> bool:
+        return self.number < other.number
 
     @property
     def subject(self) -> str:
@@ -267,7 +269,7 @@ class Flows:
     def enqueue(self, flow: Flow, publish: Publish) -> None:
         """Send a publish when its turn comes."""
         self._bytes += publish.size
-        insort(flow.waiting, publish, key=_number)
+        heappush(flow.waiting, publish)
         if flow.task is None:
             flow.task = asyncio.get_running_loop().create_task(self._drain(flow))
 
@@ -286,7 +288,7 @@ class Flows:
             del self._flows[flow.key]
 
     def _take(self, flow: Flow) -> Publish:
-        publish = flow.waiting.pop(0)
+        publish = heappop(flow.waiting)
         self._bytes -= publish.size
         return publish
 
@@ -294,12 +296,11 @@ class Flows:
         try:
             while flow.waiting:
                 await _until_settled(flow)
-                self._refuse_late(flow)
-                self._move(flow)
+                await self._clear(flow)
                 # The first one finds the leader. Two at once could find a node that refuses the
                 # first, becomes the leader, and stores the second.
                 if flow.waiting and await self._send_first(flow):
-                    self._move(flow)
+                    await self._clear(flow)
                     await self._send_rest(flow)
         finally:
             self._end(flow)
@@ -310,26 +311,36 @@ class Flows:
             self._take(flow).refuse(_ended())
         self._drop_if_empty(flow)
 
-    def _refuse_late(self, flow: Flow) -> None:
-        """Refuse those whose time is over, and those that later ones have overtaken."""
-        now_s = self.sender.now()
-        while flow.waiting:
+    async def _clear(self, flow: Flow, *, underway: bool = False) -> None:
+        """Answer and hand over those that wait, until the first one is to be sent.
+
+        Nothing has come back since then. ``underway``: one is being sent, which those that belong
+        to other flows must not overtake either.
+        """
+        for number in count(1):
+            if not flow.waiting:
+                return
             first = flow.waiting[0]
-            if first.number < flow.newest:
-                detail = "a later message was stored before this one could be sent again"
-                error = ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
-            elif first.begun_s + self.sender.again_s <= now_s:
-                error = no_leader(first.error or ApiError(errors.NOT_LEADER))
+            error = self._too_late(flow, first)
+            if error is not None:
+                self._take(flow).refuse(error)
+            elif not underway and (key := self.sender.key_of(first)) != flow.key:
+                # More is known than when it began.
+                first.flow = self.of(key)
+                self.enqueue(first.flow, self._take(flow))
             else:
                 return
-            self._take(flow).refuse(error)
+            if number % _TOGETHER_MAX == 0:
+                await asyncio.sleep(0)
 
-    def _move(self, flow: Flow) -> None:
-        """Hand those to other flows of which more is known than when they began."""
-        while flow.waiting and (key := self.sender.key_of(flow.waiting[0])) != flow.key:
-            publish = self._take(flow)
-            publish.flow = self.of(key)
-            self.enqueue(publish.flow, publish)
+    def _too_late(self, flow: Flow, publish: Publish) -> ApiError | None:
+        """Return the refusal of a publish if its time is over, or a later one has overtaken it."""
+        if publish.number < flow.newest:
+            detail = "a later message was stored before this one could be sent again"
+            return ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+        if publish.begun_s + self.sender.again_s <= self.sender.now():
+            return no_leader(publish.error or ApiError(errors.NOT_LEADER))
+        return None
 
     async def _send_first(self, flow: Flow) -> bool:
         """Send the first publish until it is answered; return True if a node has taken it."""
@@ -342,7 +353,7 @@ class Flows:
                 begun_s = flow.waiting[0].begun_s if flow.waiting else now_s
                 wait_s = max(_LATE_S, begun_s + self.sender.again_s - now_s)
                 await asyncio.wait([sending], timeout=wait_s)
-                self._refuse_late(flow)
+                await self._clear(flow, underway=True)
             outcome = sending.result()
         finally:
             await _ended_of(sending)
@@ -355,18 +366,23 @@ class Flows:
         """Send those that wait to the leader, until one comes back."""
         node = self.sender.node_of(flow.key)
         safe: set[str] = set()
-        size = count = 0
-        while flow.waiting and size < _ROUND_BYTES:
+        size, last = 0, -1
+        for number in count(1):
+            # What has come back waits until all others are answered, like those behind it.
+            if (
+                not flow.waiting
+                or size > _ROUND_BYTES
+                or flow.waiting[0].number <= max(last, flow.newest)
+            ):
+                return
             first = flow.waiting[0]
             if first.lost and not first.safe and not await self._is_safe(flow, first, safe):
                 continue
             together = self._take_together(flow)
             size += sum([one.size for one in together])
+            last = together[-1].number
             self._send_together(flow, node, together)
-            if flow.waiting and flow.waiting[0].number < together[-1].number:
-                return
-            count += 1
-            if len(together) > 1 or count % _TOGETHER_MAX == 0:
+            if len(together) > 1 or number % _TOGETHER_MAX == 0:
                 await asyncio.sleep(0)
 
     async def _is_safe(self, flow: Flow, publish: Publish, safe: set[str]) -> bool:
@@ -381,6 +397,7 @@ class Flows:
                 await self.sender.check_window(publish, publish.stream)
         except ApiError as error:
             flow.waiting.remove(publish)
+            heapify(flow.waiting)
             self._bytes -= publish.size
             publish.refuse(error)
             return False
