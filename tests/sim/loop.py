@@ -30,7 +30,8 @@ class Process:
         self.clock_ahead_ns = 0
         self.dead = self.paused = False
         self.held: list[Callable[[], None]] = []
-        self.workers: set[Worker] = set()
+        # In the order in which they began, in which they end: a set would follow addresses.
+        self.workers: dict[Worker, None] = {}
         self.context = copy_context()
         self.context.run(_process.set, self)
 

@@ -78,12 +78,12 @@ class Worker:
         self._loop, self._pool, self._process, self._target = loop, pool, process, target
         self._context = copy_context()
         self._body: _Body | None = None
-        self._killed = False
+        self.killed = False
         # Counts its waits, so that a wake-up for an earlier one is known as such.
         self.waits = 0
         self._ended: list[Worker] = []
         if process is not None:
-            process.workers.add(self)
+            process.workers[self] = None
 
     @property
     def now(self) -> float:
@@ -112,7 +112,7 @@ class Worker:
     def _run(self) -> None:
         _running.worker = self
         try:
-            if not self._killed:
+            if not self.killed:
                 self._context.copy().run(self._target)
         except Killed:
             pass
@@ -120,7 +120,7 @@ class Worker:
             self._loop.errors.append(f"a thread ended: {error!r}")
         self.done = True
         if self._process is not None:
-            self._process.workers.discard(self)
+            self._process.workers.pop(self, None)
         for one in self._ended:
             one.wake()
 
@@ -128,20 +128,20 @@ class Worker:
         """Called by the thread itself: wait until it is woken."""
         body = self._body
         assert body is not None
-        if self._killed:
+        if self.killed:
             raise Killed
         body.back.release()
         body.go.acquire()
-        if self._killed:
+        if self.killed:
             raise Killed
 
     def kill(self) -> None:
         """End it: the exception ends what it does, and nothing it touches counts any more."""
-        self._killed = True
+        self.killed = True
         if self._body is None:
             self.done = True
             if self._process is not None:
-                self._process.workers.discard(self)
+                self._process.workers.pop(self, None)
         while not self.done:
             self._take_turn()
 
@@ -163,6 +163,11 @@ def current_worker(what: str) -> Worker:
     worker: Worker | None = getattr(_running, "worker", None)
     assert worker is not None, f"the event loop waits: {what}"
     return worker
+
+
+def _runs_now() -> object:
+    """The simulated thread that runs; the event loop is one too."""
+    return getattr(_running, "worker", None) or _running
 
 
 def sleep(seconds: float) -> None:
@@ -207,32 +212,32 @@ class Lock:
 
 
 class RLock(Lock):
-    """`threading.RLock`."""
+    """`threading.RLock`. A condition must not wait where its owner has acquired it twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        # None: the event loop, or nobody if `_depth` is 0.
-        self._owner: Worker | None = None
+        self._owner: object = None
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        worker: Worker | None = getattr(_running, "worker", None)
-        if not self._depth or self._owner is not worker:
-            if not super().acquire(blocking, timeout):
-                return False
-            self._owner = worker
-        self._depth += 1
+        me = _runs_now()
+        if self._held and self._owner is me:
+            self._depth += 1
+            return True
+        if not super().acquire(blocking, timeout):
+            return False
+        self._owner, self._depth = me, 1
         return True
 
     def release(self) -> None:
-        worker: Worker | None = getattr(_running, "worker", None)
-        if not self._depth or self._owner is not worker:
-            # A thread that is killed in `Condition.wait` leaves a block without the lock.
-            if worker is None or not worker._killed:
-                raise RuntimeError("another thread has the lock")
+        me = _runs_now()
+        if self._owner is not me:
+            # A thread that was killed while it waited for a condition has not got it back.
+            assert getattr(me, "killed", False), "another thread has the lock"
             return
         self._depth -= 1
         if not self._depth:
+            self._owner = None
             super().release()
 
 
@@ -263,7 +268,7 @@ class Condition:
             signalled = mine not in self._waiting
             if not signalled:
                 self._waiting.remove(mine)
-            if not worker._killed:
+            if not worker.killed:
                 self._lock.acquire()
         return signalled
 
