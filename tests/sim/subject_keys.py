@@ -64,7 +64,11 @@ class SealedRemovals(Removals):
 
 
 def have_the_same_keys(nodes: Iterable[SimNode], *, content: bool = False) -> bool:
-    """Whether all nodes run, and members have the same keys; ``content`` compares all of each."""
+    """Whether all nodes run, and members have the same keys.
+
+    ``content`` compares all of each key, and leaves out those that are not named: a leader that
+    failed leaves some, which seal nothing and stay until a later key is named.
+    """
     by_shard: defaultdict[int, set[frozenset[object]]] = defaultdict(set)
     for one in nodes:
         if one.node is None or not one.runs or _keys_of(one.node).is_behind:
@@ -76,8 +80,10 @@ def have_the_same_keys(nodes: Iterable[SimNode], *, content: bool = False) -> bo
 
 
 def _held(keys: SharedKeys, shard_id: int, content: bool) -> Iterable[object]:
-    ids = keys.ids_of(keys._live_slots(shard_id).tolist())
-    return keys.give(shard_id, ids) if content else ids
+    if content:
+        return keys.give(shard_id, keys.ids_of(keys.slots_of_shard(shard_id)))
+    # One that most members have may be named soon: it must not be lost either.
+    return keys.ids_of(keys._live_slots(shard_id).tolist())
 
 
 def _keys_of(node: StorageNode) -> SharedKeys:

@@ -118,6 +118,9 @@ class SharedKeys(SubjectKeys):
         self._by_id = MarkIndex(
             _spread(self._shards[live].astype(np.uint64), self._ids[live]), live.astype(np.uint32)
         )
+        # Of a shard that is not loaded but comes from the log, whose entries will name them.
+        for shard_id in np.unique(self._shards[live]).tolist():
+            self._known(shard_id).unnamed.update(self.ids_of(self._live_slots(shard_id)))
         with suppress(OSError):  # repeated with what is to be destroyed next
             self.destroy_doomed()
 
