@@ -170,7 +170,7 @@ class RoutedLink:
         try:
             while waiting and not any(map(enough, found.values())):
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
+                for task in filter(done.__contains__, asked):  # in the order of the nodes
                     answer = task.result()
                     if not isinstance(answer, ApiError):
                         found[asked[task].name] = answer
@@ -179,7 +179,7 @@ class RoutedLink:
                     else:
                         refusal = answer
         finally:
-            for task in waiting:
+            for task in asked:
                 task.cancel()
         if not found:
             raise no_leader(refusal)

@@ -124,14 +124,14 @@ class Finder:
                 )
                 if not done:
                     break
-                for task in done:
+                for task in filter(done.__contains__, asked):  # in the order of the nodes
                     leads = task.result()
                     if leads:
                         return asked[task]
                     if leads is False:
                         refuser = asked[task]
         finally:
-            for task in waiting:
+            for task in asked:
                 task.cancel()
         return refuser
 

@@ -221,13 +221,13 @@ class Dispatcher:
     def enqueue(self, waiter: asyncio.Event) -> None:
         """Queue ``waiter``, which is set when there may be messages for it."""
         self.waiters.append(waiter)
-        self.shard.listeners.add(self.wake)
+        self.shard.listeners[self.wake] = None
 
     def leave(self, waiter: asyncio.Event) -> None:
         """Take ``waiter`` out of the queue."""
         self.waiters.remove(waiter)
         if not self.waiters:
-            self.shard.listeners.discard(self.wake)
+            self.shard.listeners.pop(self.wake, None)
 
     def check_open(self) -> None:
         """Raise ApiError once nothing can be delivered any more."""

@@ -61,7 +61,7 @@ class Shard:
     """Whether an entry needed damaged messages. That entry and all later ones are not applied."""
     away: bool = False
     """Whether the shard has no state, until this node has fetched that of the leader."""
-    listeners: set[Listener] = field(default_factory=set)
+    listeners: dict[Listener, None] = field(default_factory=dict)
     """Called after each change that a waiting reader or pull may be interested in.
 
     Only those that wait are here, so that a change costs nothing while nobody waits.
@@ -126,7 +126,7 @@ class Shard:
             if not changed.done():
                 changed.set_result(None)
 
-        self.listeners.add(wake)
+        self.listeners[wake] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await changed
@@ -135,7 +135,7 @@ class Shard:
         else:
             return True
         finally:
-            self.listeners.discard(wake)
+            self.listeners.pop(wake, None)
 
 
 def check_removal(shard: Shard, *, by_subject: bool = False) -> None:

@@ -309,9 +309,9 @@ def _watched(shards: Sequence[Shard]) -> Iterator[asyncio.Event]:
     """Yield an event that is set whenever one of ``shards`` changes."""
     changed = asyncio.Event()
     for shard in shards:
-        shard.listeners.add(changed.set)
+        shard.listeners[changed.set] = None
     try:
         yield changed
     finally:
         for shard in shards:
-            shard.listeners.discard(changed.set)
+            shard.listeners.pop(changed.set, None)
