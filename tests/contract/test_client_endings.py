@@ -134,5 +134,7 @@ def test_ctrl_c_while_it_starts_is_quiet(
             pass
         running.send_signal(signal.SIGINT)
         rest = running.stderr.read()
-        assert running.wait(TIMEOUT_S) == 130, rest[-2000:]
+        # A server that has come so far that it heeds signals by then ends in order.
+        endings = {0, 130} if arguments == ("serve",) else {130}
+        assert running.wait(TIMEOUT_S) in endings, rest[-2000:]
     assert "Traceback" not in rest
