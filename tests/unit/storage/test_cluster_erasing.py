@@ -55,6 +55,18 @@ def status_of(node: StorageNode, erasure_id: str) -> dict[str, bool]:
     return {name: bool(at) for name, at in known.replicas.items()} if known is not None else {}
 
 
+async def erased_but_for_one(nodes: Nodes) -> tuple[StorageNode, str, ErasureReceipt]:
+    """Erase a message while one member gets no entries; return the leader, and the other one."""
+    leader = await filled(nodes)
+    behind, other = (one for one in NAMES if one != leader.options.name)
+    nodes.links.withheld.add((behind, leader.streams.shard("S").group))
+    receipt = await LocalLink(leader).erase("S", [7], "")
+    expected = dict.fromkeys(NAMES, True) | {behind: False}
+    for one in (leader, nodes[other]):
+        await until(lambda one=one: status_of(one, receipt.erasure_id) == expected)  # type: ignore[misc]
+    return leader, other, receipt
+
+
 def test_erased_bytes_leave_the_files_of_all_members(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:
@@ -178,13 +190,7 @@ def test_node_that_gets_data_of_another_does_its_part_of_pending_erasures_again(
 ) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:
-            leader = await filled(nodes)
-            group, leading = leader.streams.shard("S").group, leader.options.name
-            behind, other = (one for one in NAMES if one != leading)
-            nodes.links.withheld.add((behind, group))
-            receipt = await LocalLink(leader).erase("S", [7], "")
-            expected = dict.fromkeys(NAMES, True) | {behind: False}
-            await until(lambda: status_of(nodes[other], receipt.erasure_id) == expected)
+            _, other, receipt = await erased_but_for_one(nodes)
             cycles = nodes[other].eraser.counts.cycles
             await nodes[other].eraser.erasures.reopen()
             await until(lambda: nodes[other].eraser.counts.cycles > cycles)
@@ -203,13 +209,8 @@ def test_node_with_a_new_disk_is_named_again_until_it_has_removed_what_it_was_se
 ) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:
-            leader = await filled(nodes)
-            group, leading = leader.streams.shard("S").group, leader.options.name
-            behind, wiped = (one for one in NAMES if one != leading)
-            nodes.links.withheld.add((behind, group))
-            receipt = await LocalLink(leader).erase("S", [7], "")
-            expected = dict.fromkeys(NAMES, True) | {behind: False}
-            await until(lambda: status_of(leader, receipt.erasure_id) == expected)
+            leader, wiped, receipt = await erased_but_for_one(nodes)
+            leading = leader.options.name
             await nodes.stop(wiped)
             nodes.wipe(wiped)
             await nodes.start(wiped)
