@@ -27,7 +27,7 @@ from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import Batches
 from tests.bench.load import Load
 from tests.bench.patience import repeat
-from tests.bench.processes import HOST, Pids, cpu_s, end, free_port, ready_line, wait_until
+from tests.bench.processes import HOST, Pids, cpu_s, end, ready_line, wait_until
 from tests.bench.server import (
     FILL_BATCH,
     Server,
@@ -36,6 +36,7 @@ from tests.bench.server import (
     publish_batches,
     service_environment,
 )
+from tests.support.ports import free_port
 
 NODES: Final = ("n1", "n2", "n3")
 _STREAM: Final = "BENCH"

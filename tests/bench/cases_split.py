@@ -10,8 +10,9 @@ from time import perf_counter
 from typing import Literal
 
 from tests.bench.figures import Bench, Measured
-from tests.bench.processes import HOST, Pids, free_port
+from tests.bench.processes import HOST, Pids
 from tests.bench.server import Server, process_of
+from tests.support.ports import free_port
 
 Edge = Literal["api", "gateway"]
 

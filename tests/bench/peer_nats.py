@@ -21,8 +21,9 @@ from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MARKER, PAYLOAD_BYTES, payloads
 from tests.bench.load import SHOWN_BYTES, Load, Script
 from tests.bench.patience import repeat
-from tests.bench.processes import HOST, Usage, free_port, listens, running, wait_until
+from tests.bench.processes import HOST, Usage, listens, running, wait_until
 from tests.bench.server import drive
+from tests.support.ports import free_port
 
 HELLO: Final = b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n'
 _PULL: Final = 100

@@ -17,8 +17,9 @@ from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import MARKER, PAYLOAD_BYTES, payloads
 from tests.bench.load import SHOWN_BYTES, Load, Script
 from tests.bench.patience import repeat
-from tests.bench.processes import HOST, free_port, listens, running, wait_until
+from tests.bench.processes import HOST, listens, running, wait_until
 from tests.bench.server import drive
+from tests.support.ports import free_port
 
 _ENTRY_ID: Final = re.compile(rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n")
 _PAGE: Final = 1_000

@@ -76,14 +76,6 @@ def _machine_s() -> float:
     return (sum(fields) - idle_and_iowait) / _TICKS_PER_S
 
 
-def free_port() -> int:
-    """A port that nobody listens on, for servers that cannot choose one themselves."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def running(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None

@@ -12,7 +12,7 @@ import uvloop
 
 from contrail_link.contract import StorageLink
 from contrail_link.tcp.listeners import Listener
-from tests.unit.link.link_rig import HOST, remote, served, until
+from tests.unit.link.link_rig import HOST, bound, port_of, remote, served, until
 from tests.unit.link.routed_rig import Cluster, FakeNode
 
 LOOPS = [asyncio.run, uvloop.run]
@@ -104,3 +104,31 @@ def test_connection_that_is_given_up_while_it_begins_leaves_nothing_open(
                 assert len(server.connections) == 2
 
     run(asyncio.wait_for(scenario(), 60))
+
+
+def test_client_does_not_hold_the_port_of_a_server_that_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel gives the client the very port to which it tries to connect."""
+
+    async def scenario() -> None:
+        listening = bound()
+        port = port_of(listening)
+        listening.close()
+        loop = asyncio.get_running_loop()
+        connect, connected = loop.create_connection, 0
+
+        async def connect_from_there(*args: Any, **options: Any) -> Any:
+            nonlocal connected
+            found = await connect(*args, **options, local_addr=None if connected else (HOST, port))
+            connected += 1
+            return found
+
+        monkeypatch.setattr(loop, "create_connection", connect_from_there)
+        async with remote(port, up=False) as link:
+            await until(lambda: "leads to itself" in str(link.readiness()))
+            await asyncio.sleep(0)  # the transport closes the socket in the next pass
+            async with served(cast(StorageLink, FakeNode(Cluster(1), "n0")), port):
+                await until(lambda: not link.readiness())
+
+    asyncio.run(scenario())

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -30,6 +31,7 @@ from contrail_replicator.peers.ports import Wire
 from contrail_replicator.peers.refusals import Complaints
 from contrail_replicator.peers.tcp import PeerSockets
 from tests.support.slices import assert_no_stall
+from tests.unit.link.link_rig import bound
 
 KEY = bytes(32)
 CLUSTER = b"c" * 16
@@ -41,8 +43,7 @@ class Peer:
 
     def __init__(self, name: str, tls: PeerTls | None = None) -> None:
         self.name = name
-        self.listener = socket.socket()
-        self.listener.bind(("127.0.0.1", 0))
+        self.listener = bound()
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         self.sockets = PeerSockets(tls or made_tls(name), encrypted_on_loopback=tls is not None)
         self.got: list[tuple[str, bytes]] = []
@@ -108,6 +109,38 @@ async def talk(a: Peer, b: Peer) -> None:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_nodes_talk(encrypted: bool) -> None:
     with_nodes(talk, made_tls if encrypted else lambda _: None)
+
+
+def test_node_does_not_hold_the_port_of_one_that_is_not_there_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel gives the node the very port to which it tries to connect."""
+
+    async def scene() -> None:
+        nodes = [Peer(name) for name in ("a", "b")]
+        port = nodes[1].listener.getsockname()[1]
+        nodes[1].listener.close()
+        loop = asyncio.get_running_loop()
+        connect, connected = loop.sock_connect, 0
+
+        async def connect_from_there(connection: socket.socket, where: Any) -> None:
+            nonlocal connected
+            if not connected:
+                connection.bind(where)
+            await connect(connection, where)
+            connected += 1
+
+        monkeypatch.setattr(loop, "sock_connect", connect_from_there)
+        with capture_logs() as logs:
+            nodes[0].start(nodes)
+            await wait_until(lambda: any("leads to itself" in str(one) for one in logs))
+            nodes[1].listener = bound(port)
+            nodes[1].start(nodes)
+            await talk(*nodes)
+        for node in nodes:
+            await node.stop()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

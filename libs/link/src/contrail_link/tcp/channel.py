@@ -23,6 +23,7 @@ from contrail_link.tcp.connection import FramedConnection
 from contrail_link.tcp.frames import Frame, FrameError
 from contrail_link.tcp.handshake import NONCE_BYTES, SILENT, ClientHandshake, HandshakeError
 from contrail_link.tcp.limits import LinkLimits
+from contrail_link.tcp.listeners import check_accepted
 from contrail_link.tcp.methods import Method, NodeIdentity
 from contrail_link.tcp.refusals import decode_error
 
@@ -238,12 +239,17 @@ class Channel:
         for *_, where in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             context = None if encryption.is_loopback(str(where[0])) else self._tls
             try:
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     lambda: ClientConnection(self, ClientHandshake(key, _nonce())),
                     str(where[0]),
                     port,
                     ssl=context,
                 )
+                try:
+                    check_accepted(transport.get_extra_info("socket"))
+                except ConnectionRefusedError:
+                    transport.abort()
+                    raise
             except OSError as error:
                 failure = encryption.explained(error)
             else:

@@ -1,12 +1,14 @@
-"""Accepting connections on a bound socket."""
+"""Accepting connections on a bound socket, and a check for those that nobody has accepted."""
 
 import asyncio
 import socket
+import struct
 from collections.abc import Callable
 from typing import Final
 
 _BACKLOG: Final = 128
 _NO_DESCRIPTOR_PAUSE_S: Final = 1.0
+_RESET: Final = struct.pack("ii", 1, 0)
 
 
 class Listener:
@@ -54,3 +56,15 @@ class Listener:
     def _resume(self) -> None:
         self._later = None
         self._loop.add_reader(self._listening, self._accept)
+
+
+def check_accepted(connection: socket.socket) -> None:
+    """Raise ConnectionRefusedError if a new connection leads to itself; it must then be closed.
+
+    While nobody listens on a port, the kernel may give that very port to a client that tries to
+    connect to it. TCP then connects the socket to itself, and whoever wants to listen there cannot.
+    """
+    if connection.getsockname() == connection.getpeername():
+        # Without this, the kernel would keep the port for a minute after the end.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        raise ConnectionRefusedError("nobody listens there: the connection leads to itself")

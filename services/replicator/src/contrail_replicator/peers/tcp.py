@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, cast
 
 from contrail_link.tcp.encryption import explained, is_loopback
-from contrail_link.tcp.listeners import Listener
+from contrail_link.tcp.listeners import Listener, check_accepted
 from contrail_replicator.peers.certificates import PeerTls, names_in
 from contrail_replicator.peers.frames import Bytes
 from contrail_replicator.peers.handshake import PLAIN
@@ -126,6 +126,7 @@ class PeerSockets:
                 connection.setblocking(False)
                 _prepare(connection)
                 await self._loop.sock_connect(connection, where)
+                check_accepted(connection)
             except OSError as error:
                 connection.close()
                 failure = error
