@@ -1,8 +1,10 @@
 """Nodes of a cluster that are played: they share what is stored, and a test says who leads."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
@@ -14,6 +16,7 @@ from contrail_common.model import (
     StreamInfo,
     StreamState,
 )
+from contrail_common.partition import shard_of
 from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_link.contract.consume import AckItem, AckResult, Delivery, PullRequest, PullResult
@@ -24,8 +27,21 @@ from contrail_link.routed.leaders import Node, OwnNode
 
 SECOND_NS = 1_000_000_000
 META = ""
-WINDOWS_S = {"S": 120, "T": 120, "SHORT": 1}
+WINDOWS_S = {"S": 120, "T": 120, "SHORT": 1, "SPREAD": 120}
 """The duplicate windows of the streams. Each captures the subjects below its name."""
+SHARDS = 3
+"""Of the stream SPREAD; what ``Cluster.leaders`` says of it is that of its first shard."""
+NO_STATE = StreamState(
+    messages=0,
+    bytes=0,
+    first_seq=1,
+    first_ts_ns=0,
+    last_seq=0,
+    last_ts_ns=0,
+    num_subjects=0,
+    num_deleted=0,
+    consumer_count=0,
+)
 
 
 class Cluster:
@@ -35,6 +51,8 @@ class Cluster:
         self.nodes = [FakeNode(self, f"n{at}") for at in range(count)]
         self.leaders: dict[str, FakeNode | None] = dict.fromkeys((META, *WINDOWS_S), self.nodes[0])
         self.stored: dict[str, list[PublishMessage]] = {name: [] for name in WINDOWS_S}
+        self.spread = [self.nodes[at % count] for at in range(SHARDS)]
+        """The leaders of the shards of SPREAD."""
         self.changes: list[str] = []
         self.fates: dict[str, str] = {}
         """By the content of a change: how it is lost when it first reaches a leader."""
@@ -59,27 +77,20 @@ class Cluster:
 
     def info(self, stream: str) -> StreamInfo:
         leader = self.leaders[stream]
+        shards = self.spread if stream == "SPREAD" else []
         return StreamInfo(
             config=StreamConfig(
                 name=stream,
                 subjects=(f"{stream}.>",),
                 duplicate_window_ns=WINDOWS_S[stream] * SECOND_NS,
+                shards=len(shards) or 1,
             ),
             created_ns=1,
-            state=StreamState(
-                messages=len(self.stored[stream]),
-                bytes=0,
-                first_seq=1,
-                first_ts_ns=0,
-                last_seq=0,
-                last_ts_ns=0,
-                num_subjects=0,
-                num_deleted=0,
-                consumer_count=0,
-            ),
+            state=msgspec.structs.replace(NO_STATE, messages=len(self.stored[stream])),
             incarnation="i",
             version=1,
             leader=leader.name if leader else "",
+            shards=[msgspec.structs.replace(NO_STATE, leader=one.name) for one in shards],
         )
 
 
@@ -126,6 +137,15 @@ class FakeNode:
         if self.cluster.leaders[stream] is not self:
             raise ApiError(errors.NOT_LEADER, applied=False, leader=self.hint(stream))
 
+    def check_publish(self, stream: str, messages: Sequence[PublishMessage]) -> None:
+        """Refuse what is not for shards that this node leads."""
+        if stream != "SPREAD":
+            self.check(stream)
+            return
+        for leader in {self.cluster.spread[shard_of(one.subject, SHARDS)] for one in messages}:
+            if leader is not self:
+                raise ApiError(errors.NOT_LEADER, applied=False, leader=leader.name)
+
     async def _reach(self, delay_s: float | None = None) -> None:
         self.asked += 1
         if self.down:
@@ -154,7 +174,10 @@ class FakeNode:
         delay_s: float | None = None,
     ) -> Any:
         await self._reach(delay_s)
-        self.check(stream)
+        if name == "publish":
+            self.check_publish(stream, content)
+        else:
+            self.check(stream)
         self.sent.append((name, content))
         lost = self.lose or self.cluster.fates.pop(_key(content), "")
         if lost:
@@ -210,6 +233,11 @@ class FakeNode:
 
         def effect() -> PublishAck:
             results = [self.cluster.store(target, one) for one in messages]
+            if target == "SPREAD":
+                results = [
+                    msgspec.structs.replace(one, shard=shard_of(messages[at].subject, SHARDS))
+                    for at, one in enumerate(results)
+                ]
             return PublishAck(target, results, "fsync")
 
         delay_s = self._delay_in_order_s() if self.delay_s else 0.0

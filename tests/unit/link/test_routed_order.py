@@ -1,6 +1,7 @@
 """The order of publishes over changes of the leader."""
 
 import asyncio
+import itertools
 import random
 from typing import Any
 
@@ -10,13 +11,15 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
+from contrail_common.partition import shard_of
 from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult
 from contrail_link.routed.flows import SETTLE_S, WAITING_BYTES_MAX
 from contrail_link.routed.link import RoutedLink
-from tests.unit.link.routed_rig import Cluster, run_virtually, wait_virtually
+from tests.unit.link.routed_rig import SHARDS, Cluster, run_virtually, wait_virtually
 
 AGAIN_S = 5.0
 ANSWER_S = 10.0
+STREAMS = ("S", "T", "SPREAD")
 
 
 class Socket:
@@ -122,6 +125,37 @@ def test_messages_of_unknown_streams_keep_their_order() -> None:
     run_virtually(scenario())
 
 
+def test_batches_for_several_leaders_are_stored_in_order_while_nothing_is_known_of_them() -> None:
+    """A process that begins, or a stream that other nodes lead from now on."""
+
+    async def scenario() -> None:
+        socket = Socket()
+        for node in socket.nodes:
+            node.delay_s = 0.01
+        for at in range(60):
+            subjects = [f"SPREAD.{name}" for name in "abcdefgh"]
+            if at % 3:
+                batch = [socket.message(one, safe=at % 2 == 0) for one in subjects]
+                socket.publish_batch("SPREAD", *batch, columns=at % 3 == 1)
+            else:
+                socket.publish(*[socket.message(one) for one in subjects])
+            if at == 40:
+                socket.cluster.spread.reverse()
+            await wait_virtually(0.001)
+        await socket.until_answered()
+        assert len(socket.acked()) == socket.sent
+        by_subject: dict[str, list[int]] = {}
+        for one in socket.cluster.stored["SPREAD"]:
+            by_subject.setdefault(one.subject, []).append(int(one.payload))
+        assert len(by_subject) == 8
+        for numbers in by_subject.values():
+            assert numbers == sorted(set(numbers))
+            assert len(numbers) == 60
+        assert not socket.link._publisher.flows._flows  # pyright: ignore[reportPrivateUsage]
+
+    run_virtually(scenario())
+
+
 def test_silent_node_delays_later_messages_for_a_short_time_only() -> None:
     """What comes back from it after that is refused: it would be overtaken."""
 
@@ -201,22 +235,38 @@ def test_messages_that_wait_are_refused_in_time() -> None:
     run_virtually(scenario())
 
 
-def test_slow_answer_to_the_first_does_not_hold_up_the_others_for_longer_than_their_time() -> None:
+def test_node_that_stops_does_not_hold_up_those_behind_what_it_was_sent_again() -> None:
     async def scenario() -> None:
         socket = Socket()
-        socket.cluster.leaders["S"] = None
         clock = asyncio.get_running_loop()
-        for _ in range(3):
-            socket.publish(socket.message("S.a"))
-        await wait_virtually(0.5)
-        for node in socket.nodes:
-            node.delay_s = 8.0
-        socket.nodes[1].lead()
-        while len(socket.outcomes) < 2:
-            await wait_virtually(0.01)
-        assert clock.time() < AGAIN_S + 0.1
+        socket.publish(socket.message("S.a"))
         await socket.until_answered()
-        assert clock.time() < AGAIN_S + ANSWER_S
+        socket.cluster.leaders["S"] = None
+        for at in range(4):
+            socket.publish(socket.message("S.a", safe=at == 2))
+        await wait_virtually(0.5)
+        stopped, reached = socket.nodes[1], asyncio.Event()
+        publish_then = stopped.publish_then
+
+        def publish_and_stop(*arguments: Any) -> None:
+            stopped.delay_s = 8.0
+            publish_then(*arguments)
+            socket.nodes[2].lead()
+            reached.set()
+
+        stopped.publish_then = publish_and_stop  # type: ignore[method-assign]
+        stopped.lead()
+        await reached.wait()
+        begun_s = clock.time()
+        while len(socket.outcomes) < 4:
+            await wait_virtually(0.01)
+        assert clock.time() - begun_s < SETTLE_S + 0.5
+        assert socket.acked() == {1, 3, 4, 5}
+        await socket.until_answered()
+        assert socket.stored("S") == [1, 3, 4, 5]
+        late = socket.outcomes[2]
+        assert isinstance(late, ApiError)
+        assert (late.spec, late.applied) == (errors.NOT_READY, False)
 
     run_virtually(scenario())
 
@@ -290,7 +340,7 @@ def test_messages_that_wait_are_unknown_when_the_link_is_closed(turns: int) -> N
         socket = Socket()
         socket.cluster.leaders["S"] = None
         socket.publish(socket.message("S.a"), socket.message("S.a"))
-        while socket.link._publisher.flows.again < 2:  # pyright: ignore[reportPrivateUsage]
+        while socket.link._publisher.flows.again < 1:  # pyright: ignore[reportPrivateUsage]
             await wait_virtually(0.0001)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -307,6 +357,7 @@ def disturb(socket: Socket, chance: random.Random) -> None:
     what = chance.randrange(8)
     if what < 3:
         node.lead(*chance.choice((("S",), ("T",), ("S", "T"))))
+        chance.shuffle(socket.cluster.spread)
     elif what == 3:
         socket.cluster.leaders["S"] = None
     elif what == 4:
@@ -327,14 +378,17 @@ def test_acknowledged_messages_are_in_order_whatever_happens(seed: int) -> None:
         socket = Socket()
         for _ in range(150):
             for _ in range(chance.randrange(3)):
-                stream, safe = chance.choice("ST"), chance.random() < 0.7
+                stream, safe = chance.choice(STREAMS), chance.random() < 0.7
                 count = chance.randint(1, 3)
                 if chance.random() < 0.2:
-                    batch: Any = [socket.message(f"{stream}.a", safe=safe) for _ in range(count)]
+                    batch: Any = [
+                        socket.message(f"{stream}.{chance.choice('abcd')}", safe=safe)
+                        for _ in range(count)
+                    ]
                     socket.publish_batch(stream, *batch, columns=chance.random() < 0.5)
                 else:
                     subjects = [
-                        f"{chance.choice('ST')}.{chance.choice('ab')}" for _ in range(count)
+                        f"{chance.choice(STREAMS)}.{chance.choice('abcd')}" for _ in range(count)
                     ]
                     socket.publish(*[socket.message(one, safe=safe) for one in subjects])
             if chance.random() < 0.1:
@@ -342,9 +396,14 @@ def test_acknowledged_messages_are_in_order_whatever_happens(seed: int) -> None:
             await wait_virtually(chance.choice((0.0, 0.001, 0.02, 0.2)))
         await socket.until_answered()
         acked = socket.acked()
-        for stream in "ST":
-            stored = [one for one in socket.stored(stream) if one in acked]
-            assert stored == sorted(stored)
-        assert acked <= {*socket.stored("S"), *socket.stored("T")}
+        by_leader: dict[tuple[str, int], list[int]] = {}
+        for stream in STREAMS:
+            for one in socket.cluster.stored[stream]:
+                shard = shard_of(one.subject, SHARDS) if stream == "SPREAD" else 0
+                by_leader.setdefault((stream, shard), []).append(int(one.payload))
+        for stored in by_leader.values():
+            in_order = [one for one in stored if one in acked]
+            assert in_order == sorted(in_order)
+        assert acked <= {*itertools.chain.from_iterable(by_leader.values())}
 
     run_virtually(scenario())

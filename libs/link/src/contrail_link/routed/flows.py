@@ -9,7 +9,8 @@ A publish that comes back after a later one was answered is refused: it is too l
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Any, Final, Protocol
@@ -55,8 +56,24 @@ class Sender(Protocol):
         """Return the key of a publish, from what is known now."""
         ...
 
+    def parts_of(self, publish: "Publish") -> "list[Publish]":
+        """Return a publish, or its parts for different leaders, as far as these are known now."""
+        ...
+
+    def knows(self, key: str) -> bool:
+        """Return True if all publishes with a key are for the same leader."""
+        ...
+
+    async def until_known(self, key: str) -> None:
+        """Wait for a while if it is being asked which nodes lead a stream."""
+        ...
+
     def node_of(self, key: str) -> Node:
         """Return the node to ask first."""
+        ...
+
+    def forget(self, key: str, node: Node | None) -> None:
+        """Ask another node first from now on."""
         ...
 
     def learn(self, node: Node, ack: PublishAck, subject: str) -> None:
@@ -67,7 +84,7 @@ class Sender(Protocol):
         """Send a publish again that is part of no flow."""
         ...
 
-    async def outcome(self, publish: "Publish") -> PublishOutcome:
+    def outcome(self, publish: "Publish") -> Coroutine[Any, Any, PublishOutcome]:
         """Send a publish until it is answered or its time is over."""
         ...
 
@@ -100,17 +117,13 @@ class Flow:
         self.settled: asyncio.Future[None] | None = None
         """Done when nothing is under way; None if nobody waits for that."""
 
-    def is_open_for(self, node: Node) -> bool:
-        """Return True if a publish that is sent to ``node`` now overtakes none."""
-        return self.task is None and (not self.underway or self.node is node)
-
 
 class Publish:
     """A publish on its way to a node, which is ``known`` to lead the stream or is only a guess."""
 
     __slots__ = (
-        "begun_s", "content", "done", "error", "flow", "flows", "known", "lost", "node", "number",
-        "safe", "stream",
+        "begun_s", "content", "done", "error", "flow", "flows", "known", "late", "lost", "node",
+        "number", "safe", "sent_s", "stream",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +153,10 @@ class Publish:
         """An answer was lost, so the messages may be stored already."""
         self.safe = False
         """It is known that the stream recognises the messages if they are stored already."""
+        self.sent_s: float | None = None
+        """When it was sent alone to the node that has not answered yet."""
+        self.late = False
+        """Later ones went ahead, so it must not be sent again."""
 
     def __lt__(self, other: "Publish") -> bool:
         return self.number < other.number
@@ -209,6 +226,8 @@ class Flows:
         self._next_number = 0
         # Bytes of all publishes that wait.
         self._bytes = 0
+        # Publishes that are sent alone.
+        self._sending: set[asyncio.Task[PublishOutcome]] = set()
 
     def take_numbers(self, count: int) -> int:
         """Return the first of ``count`` new numbers."""
@@ -222,6 +241,15 @@ class Flows:
         if flow is None:
             flow = self._flows[key] = Flow(key)
         return flow
+
+    def room(self, flow: Flow, node: Node, count: int) -> int:
+        """Return how many of ``count`` publishes may be sent to a node: they overtake none."""
+        if flow.task is not None:
+            return 0
+        if self.sender.knows(flow.key):
+            return 0 if flow.underway and flow.node is not node else count
+        # The node may take one publish, and refuse one before it that is for another leader.
+        return 0 if flow.underway else 1
 
     def begin(self, flow: Flow, node: Node, count: int) -> None:
         """Note that ``count`` publishes are sent to a node."""
@@ -244,7 +272,7 @@ class Flows:
     def send(self, publish: Publish, node: Node) -> None:
         """Send a publish, or let it wait for its turn. Raises a refusal without effect."""
         flow = publish.flow
-        if flow is not None and not flow.is_open_for(node):
+        if flow is not None and not self.room(flow, node, 1):
             self.wait(flow, publish)
             return
         publish.node = node
@@ -276,7 +304,8 @@ class Flows:
     async def close(self) -> None:
         """Answer those that wait with an unknown outcome."""
         draining = [flow for flow in self._flows.values() if flow.task is not None]
-        tasks = [flow.task for flow in draining if flow.task is not None]
+        tasks: list[asyncio.Task[Any]] = [one.task for one in draining if one.task is not None]
+        tasks += self._sending
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -296,10 +325,12 @@ class Flows:
         try:
             while flow.waiting:
                 await _until_settled(flow)
+                await self.sender.until_known(flow.key)
                 await self._clear(flow)
                 # The first one finds the leader. Two at once could find a node that refuses the
                 # first, becomes the leader, and stores the second.
                 if flow.waiting and await self._send_first(flow):
+                    await self.sender.until_known(flow.key)
                     await self._clear(flow)
                     await self._send_rest(flow)
         finally:
@@ -324,10 +355,11 @@ class Flows:
             error = self._too_late(flow, first)
             if error is not None:
                 self._take(flow).refuse(error)
-            elif not underway and (key := self.sender.key_of(first)) != flow.key:
+            elif not underway and self.sender.key_of(first) != flow.key:
                 # More is known than when it began.
-                first.flow = self.of(key)
-                self.enqueue(first.flow, self._take(flow))
+                for part in self.sender.parts_of(self._take(flow)):
+                    part.flow = self.of(self.sender.key_of(part))
+                    self.enqueue(part.flow, part)
             else:
                 return
             if number % _TOGETHER_MAX == 0:
@@ -336,31 +368,47 @@ class Flows:
     def _too_late(self, flow: Flow, publish: Publish) -> ApiError | None:
         """Return the refusal of a publish if its time is over, or a later one has overtaken it."""
         if publish.number < flow.newest:
-            detail = "a later message was stored before this one could be sent again"
-            return ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+            return overtaken()
         if publish.begun_s + self.sender.again_s <= self.sender.now():
             return no_leader(publish.error or ApiError(errors.NOT_LEADER))
         return None
 
     async def _send_first(self, flow: Flow) -> bool:
-        """Send the first publish until it is answered; return True if a node has taken it."""
+        """Send the first publish until it is answered; return True if a node has taken it.
+
+        False if that takes too long: then the others go ahead of it.
+        """
         first = self._take(flow)
-        outcome: PublishOutcome = _ended()
-        sending = asyncio.ensure_future(self.sender.outcome(first))
-        try:
-            while not sending.done():
-                now_s = self.sender.now()
-                begun_s = flow.waiting[0].begun_s if flow.waiting else now_s
-                wait_s = max(_LATE_S, begun_s + self.sender.again_s - now_s)
-                await asyncio.wait([sending], timeout=wait_s)
-                await self._clear(flow, underway=True)
-            outcome = sending.result()
-        finally:
-            await _ended_of(sending)
-            if is_stored(outcome):
-                flow.newest = max(flow.newest, first.number)
-            first.done(outcome)
-        return isinstance(outcome, PublishAck)
+        sending = asyncio.get_running_loop().create_task(self.sender.outcome(first))
+        self._sending.add(sending)
+        # Not within the task, which does not even begin if it is cancelled at once.
+        sending.add_done_callback(partial(self._sent_alone, flow, first))
+        while not sending.done():
+            await asyncio.wait([sending], timeout=self._patience_s(flow, first))
+            first.late = first.sent_s is not None and first.sent_s + SETTLE_S <= self.sender.now()
+            if first.late and not sending.done():
+                self.sender.forget(flow.key, first.node)
+                return False
+            await self._clear(flow, underway=True)
+        return isinstance(sending.result(), PublishAck)
+
+    def _patience_s(self, flow: Flow, sent: Publish) -> float:
+        """Return how long to wait for the answer to one that was sent before the others."""
+        ends_s = [SETTLE_S + (self.sender.now() if sent.sent_s is None else sent.sent_s)]
+        if flow.waiting:
+            ends_s.append(flow.waiting[0].begun_s + self.sender.again_s)
+        return max(_LATE_S, min(ends_s) - self.sender.now())
+
+    def _sent_alone(
+        self, flow: Flow, publish: Publish, sending: "asyncio.Task[PublishOutcome]"
+    ) -> None:
+        """Answer a publish that was sent alone."""
+        self._sending.discard(sending)
+        failed = sending.cancelled() or sending.exception() is not None
+        outcome = _ended() if failed else sending.result()
+        if is_stored(outcome):
+            flow.newest = max(flow.newest, publish.number)
+        publish.done(outcome)
 
     async def _send_rest(self, flow: Flow) -> None:
         """Send those that wait to the leader, until one comes back."""
@@ -457,6 +505,12 @@ def each_outcome(outcome: PublishOutcome, count: int) -> Iterator[PublishOutcome
                 yield PublishAck(outcome.stream, [one], outcome.durability)
 
 
+def overtaken() -> ApiError:
+    """Return the refusal of a publish that comes back after a later one was stored."""
+    detail = "a later message was stored before this one could be sent again"
+    return ApiError(errors.NOT_READY, detail, retry_after_s=1, applied=False)
+
+
 def has_several(content: PublishContent) -> bool:
     """Return True if these are several messages."""
     return (len(content) if isinstance(content, list) else content.count) > 1
@@ -473,11 +527,6 @@ async def _until_settled(flow: Flow) -> None:
         flow.settled = asyncio.get_running_loop().create_future()
         await asyncio.wait([flow.settled], timeout=SETTLE_S)
         flow.settled = None
-
-
-async def _ended_of(work: "asyncio.Future[Any]") -> None:
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
 
 
 def _ended() -> ApiError:

@@ -31,6 +31,10 @@ class Layout(NamedTuple):
         return key_of(stream, shard_of(subject, self.shards, self.shard_by))
 
 
+PLAIN: Final = Layout(1)
+"""Of a stream whose results name no shard: it has one."""
+
+
 class Part(NamedTuple):
     """The messages of a request for one shard, and their positions in it."""
 
@@ -44,10 +48,15 @@ def key_of(stream: str, shard: int) -> str:
     return f"{stream}{_SEPARATOR}{shard}"
 
 
+def unnamed(subject: str) -> str:
+    """Return the key of messages whose stream is not known. No stream has such a name."""
+    return _SEPARATOR + subject.partition(".")[0]
+
+
 def of_key(key: str) -> tuple[str, int | None]:
-    """Return the stream of a key, and the shard if it is that of one."""
+    """Return the stream of a key, or "" if it is not known, and the shard if it is that of one."""
     stream, _, shard = key.partition(_SEPARATOR)
-    return stream, int(shard) if shard else None
+    return stream, int(shard) if stream and shard else None
 
 
 def layout_of(info: StreamInfo) -> Layout:

@@ -8,7 +8,7 @@ stream is such a one is asked once, when a result names a shard or a node refuse
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,20 +28,25 @@ from contrail_link.contract.remote import Goal
 from contrail_link.gathering import Gathering, PartOutcome
 from contrail_link.publishing import outcome_of, positions_by_subject
 from contrail_link.routed.flows import (
+    SETTLE_S,
     Flow,
     Flows,
     Publish,
     each_outcome,
     has_several,
+    overtaken,
     subject_of,
 )
 from contrail_link.routed.layouts import (
+    PLAIN,
     Layout,
     Part,
     first_subject,
     key_of,
     layout_of,
+    of_key,
     parts_of,
+    unnamed,
 )
 from contrail_link.routed.leaders import Learned, Node
 from contrail_link.routed.outcomes import Kind, kind_of, of_repeated, unknown
@@ -96,12 +101,29 @@ class Publisher:
         """Return the key of the flow to which a publish belongs, from what is known now."""
         subject = first_subject(publish.content)
         name = self._name(publish.stream, publish.subject)
-        return self._key(name, subject) if name else _unnamed(subject)
+        return self._key(name, subject) if name else unnamed(subject)
+
+    def parts_of(self, publish: Publish) -> list[Publish]:
+        """Return a publish, or its parts for different leaders, as far as these are known now."""
+        name = self._name(publish.stream, publish.subject)
+        parts = self._split(name, publish.content)
+        return _parts(publish, name, parts) if len(parts) > 1 else [publish]
+
+    def _split(self, stream: str, content: PublishContent) -> list[Part]:
+        """Return the parts of a request for different leaders; none if only one is known."""
+        layout = self._layouts.get(stream)
+        return [] if layout is None or layout.shards == 1 else parts_of(layout, content)
 
     def leader_of(self, subject: str) -> Node | None:
         """Return the node that probably leads the messages with a subject."""
         name = self._name("", subject)
-        return self._finder.leaders.get(self._key(name, subject)) if name else None
+        layout = self._layouts.get(name)
+        return None if layout is None else self._finder.leaders.get(layout.key(name, subject))
+
+    def knows(self, key: str) -> bool:
+        """Return True if all publishes with a key are for the same leader."""
+        stream, shard = of_key(key)
+        return shard is not None or self._layouts.get(stream) is not None
 
     def node_of(self, key: str) -> Node:
         """Return the node to ask first for what has a key."""
@@ -110,19 +132,18 @@ class Publisher:
     def _flow_of(self, subject: str, stream: str = "") -> Flow:
         """Return the flow of a message for a stream, or for the one of its subject."""
         # As long as there are messages of which less was known, later ones stay behind them.
-        flow = self.flows.get(_unnamed(subject))
+        flow = self.flows.get(unnamed(subject))
         if flow is not None:
             return flow
         name = self._name(stream, subject)
         if not name:
-            return self.flows.of(_unnamed(subject))
+            return self.flows.of(unnamed(subject))
         return self.flows.get(name) or self.flows.of(self._key(name, subject))
 
     def publish_then(self, stream: str, content: PublishContent, done: Done) -> None:
         """Store messages as ``StorageLink.publish_then`` does."""
         name = self._name(stream, subject_of(content))
-        layout = self._layouts.get(name)
-        parts = [] if layout is None or layout.shards == 1 else parts_of(layout, content)
+        parts = self._split(name, content)
         if len(parts) > 1:
             self._scatter(name, parts, done)
         else:
@@ -133,7 +154,7 @@ class Publisher:
         number = flows.take_numbers(1)
         publish = Publish(flows, flow, stream, content, done, self.now(), number)
         leader = self._finder.leaders.get(flow.key)
-        publish.known = leader is not None
+        publish.known = leader is not None and self.knows(flow.key)
         flows.send(publish, leader or self._finder.default)
 
     def publish_each_then(
@@ -145,14 +166,14 @@ class Publisher:
         requests: dict[Node, _Together] = {}
         for flow, positions in positions_by_subject(messages, self._flow_of).items():
             node = self.node_of(flow.key)
-            if flow.is_open_for(node):
-                flows.begin(flow, node, len(positions))
+            count = flows.room(flow, node, len(positions))
+            if count:
+                flows.begin(flow, node, count)
                 request = requests.get(node)
                 if request is None:
                     request = requests[node] = _Together(self, node, done, begun_s, first)
-                request.add(flow, positions)
-                continue
-            for at in positions:
+                request.add(flow, positions[:count])
+            for at in positions[count:]:
                 one = partial(done, [at])
                 number = first + at
                 publish = Publish(flows, flow, "", [messages[at]], one, begun_s, number)
@@ -170,34 +191,14 @@ class Publisher:
 
         With ``begun_s``, the time at which they began, they are in no flow: see `_outcome_of`.
         """
-        durability = ""
-
-        def gathered(outcome: PartOutcome) -> None:
-            if isinstance(outcome, ApiError):
-                done(outcome)
-            else:
-                done(PublishAck(stream, outcome, durability))
-
-        def answered(positions: I64Array, outcome: PublishOutcome) -> None:
-            nonlocal durability
-            if isinstance(outcome, PublishAck):
-                durability = outcome.durability
-                gathering.settle(positions, outcome.results)
-            else:
-                gathering.settle(positions, outcome)
-
-        count = sum(len(part.positions) for part in parts)
-        gathering = Gathering(count, {}, len(parts), gathered)
-        for part in parts:
-            settle = partial(answered, part.positions)
-            key = key_of(stream, part.shard)
+        for part, settle in _gathering(stream, parts, done):
             try:
                 if begun_s is None:
                     flow = self._flow_of(first_subject(part.content), stream)
                     self._send(stream, part.content, settle, flow)
                 else:
                     alone = Publish(self.flows, None, stream, part.content, settle, begun_s, -1)
-                    self.flows.send(alone, self.node_of(key))
+                    self.flows.send(alone, self.node_of(key_of(stream, part.shard)))
             except ApiError as refusal:
                 # In a later turn, as all answers are.
                 asyncio.get_running_loop().call_soon(settle, refusal)
@@ -210,19 +211,26 @@ class Publisher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def forget(self, key: str, node: Node | None) -> None:
+        """Ask another node first from now on."""
+        if node is not None:
+            self._finder.leaders.drop(key, node)
+
     def learn(self, node: Node, ack: PublishAck, subject: str) -> None:
         """Note that ``node`` has stored messages; ``subject`` chose the stream, if it is not ""."""
         stream = ack.stream
         shard = ack.results[0].shard if ack.results else None
         layout = self._layouts.get(stream)
-        if shard is None or (layout is not None and layout.shards == 1):
+        if shard is None:
             self._finder.leaders.note(stream, node)
-            if layout is not None and layout.shards > 1 and not ack.results[0].code:
-                self._layouts.drop(stream, layout)  # the stream was created anew
-        elif layout is not None:
-            self._finder.leaders.note(key_of(stream, shard), node)
-        else:
+            # If another layout is known, the stream was created anew.
+            if layout is not PLAIN and not ack.results[0].code:
+                self._layouts.note(stream, PLAIN)
+        elif layout is None or layout is PLAIN:
             self._ask(stream)
+        else:
+            key = stream if layout.shards == 1 else key_of(stream, shard)
+            self._finder.leaders.note(key, node)
         if subject:
             self._captured.note(subject, stream)
             self._captured.note(subject.partition(".")[0], stream)
@@ -257,7 +265,9 @@ class Publisher:
                     await search.next(error)
                 # After a loss, the stream is named: another one may capture the subject by now.
                 named = stream if publish.lost else publish.stream
+                publish.node, publish.sent_s = search.node, self.now()
                 outcome = await outcome_of(search.node.link, named, publish.content)
+                publish.sent_s = None
                 if isinstance(outcome, PublishAck):
                     self.learn(search.node, outcome, publish.subject)
                     return of_repeated(outcome) if publish.lost else outcome
@@ -275,6 +285,8 @@ class Publisher:
             raise error
         publish.error = error
         publish.lost |= kind is Kind.LOST
+        if publish.late:
+            raise overtaken()
         if publish.lost and not publish.safe:
             await self.check_window(publish, stream)
         if error.spec is not errors.NOT_LEADER or not has_several(publish.content):
@@ -289,6 +301,12 @@ class Publisher:
             return name
         asked = self._routed.stream_for_subject(publish.subject)
         return await _in_time(publish.begun_s + self.again_s, asked)
+
+    async def until_known(self, key: str) -> None:
+        """Wait for a while if it is being asked which nodes lead a stream."""
+        asked = self._infos.get(of_key(key)[0])
+        if asked is not None:
+            await asyncio.wait([asked], timeout=SETTLE_S)
 
     async def check_window(self, publish: Publish, stream: str) -> None:
         """Raise the error of a publish that was lost, unless its stream remembers it."""
@@ -334,6 +352,42 @@ class Publisher:
             node = self._finder.named(state.leader or "")
             if node is not None:
                 self._finder.leaders.note(key_of(stream, number), node)
+
+
+def _gathering(stream: str, parts: list[Part], done: Done) -> Iterator[tuple[Part, Done]]:
+    """Return each part with what takes its outcome; ``done`` gets the outcome of all."""
+    durability = ""
+
+    def gathered(outcome: PartOutcome) -> None:
+        if isinstance(outcome, ApiError):
+            done(outcome)
+        else:
+            done(PublishAck(stream, outcome, durability))
+
+    def answered(positions: I64Array, outcome: PublishOutcome) -> None:
+        nonlocal durability
+        if isinstance(outcome, PublishAck):
+            durability = outcome.durability
+            gathering.settle(positions, outcome.results)
+        else:
+            gathering.settle(positions, outcome)
+
+    count = sum(len(part.positions) for part in parts)
+    gathering = Gathering(count, {}, len(parts), gathered)
+    for part in parts:
+        yield part, partial(answered, part.positions)
+
+
+def _parts(publish: Publish, stream: str, parts: list[Part]) -> list[Publish]:
+    """Return the parts of a publish that waits, with what is known of it."""
+    found: list[Publish] = []
+    for part, settle in _gathering(stream, parts, publish.done):
+        one = Publish(
+            publish.flows, None, stream, part.content, settle, publish.begun_s, publish.number
+        )
+        one.error, one.lost, one.safe = publish.error, publish.lost, publish.safe
+        found.append(one)
+    return found
 
 
 class _Together:
@@ -404,11 +458,6 @@ class _Together:
                 publisher.flows, flow, "", content, done, self._begun_s, number, self._node
             )
             publish.answered(one)
-
-
-def _unnamed(subject: str) -> str:
-    """Return the key of messages whose stream is not known. No stream has such a name."""
-    return "/" + subject.partition(".")[0]
 
 
 async def _in_time(until: float, work: Coroutine[Any, Any, _R]) -> _R:
