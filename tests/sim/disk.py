@@ -84,10 +84,25 @@ class Disk:
             self.names.pop(path, None)
             self._durable.pop(path, None)
 
+    def cut_log(self) -> None:
+        """Lose some of the end of the log, even if it was synced."""
+        logs = [path for path in self.names if path.name.endswith(SUFFIX)]
+        if logs:
+            file = self.names[max(logs)]
+            del file.data[self.random.randint(0, len(file.data)) :]
+            file.synced = bytes(file.data)
+
     def change(self, directory: Path, change: Callable[[dict[Path, _File]], None]) -> None:
         """Change names now, and durably with the next sync of the directory."""
         change(self.names)
         self._pending.append((directory, lambda: change(self._durable)))
+
+    def move(self, source: Path, target: Path) -> None:
+        """Move a directory, durably."""
+        self.sync_directory(source)
+        for names in (self.names, self._durable):
+            for path in [one for one in names if one.parent == source]:
+                names[target / path.name] = names.pop(path)
 
     def sync_directory(self, directory: Path) -> None:
         """Make the changes of a directory durable."""
@@ -103,8 +118,9 @@ class Disk:
         """All that the disk has, also what only a power cut would bring back: (where, bytes)."""
         for names in (self.names, self._durable):
             for path, file in names.items():
-                yield path.name, bytes(file.data)
-                yield path.name, file.synced
+                if path.parent.exists():  # else its whole directory was removed
+                    yield path.name, bytes(file.data)
+                    yield path.name, file.synced
         yield from self.store.contents()
 
     def wait(self) -> None:
@@ -153,6 +169,10 @@ class SimFiles(Files):
 
     def rename(self, source: Path, target: Path) -> None:
         self._disk.check(self._life)
+        if source.is_dir():
+            source.rename(target)
+            self._disk.move(source, target)
+            return
         file = self._file(source)
 
         def change(names: dict[Path, _File]) -> None:

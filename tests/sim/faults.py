@@ -19,9 +19,11 @@ KINDS: Final = (
     "wrong_clock",
     "wipe",
     "lose_keys",
+    "lose_log_end",
     "all_down",
 )
 _YEAR_S: Final = 365 * 86_400.0
+_PATIENCE: Final = 300
 
 
 class Nemesis:
@@ -116,8 +118,7 @@ class Nemesis:
 
     async def wipe(self, node: SimNode) -> None:
         """Replace a disk by an empty one, unless that could lose what was acknowledged."""
-        nodes = self._cluster.nodes.values()
-        if all(map(self._is_whole, nodes)) and have_the_same_keys(nodes):
+        if self._all_are_whole() and have_the_same_keys(self._cluster.nodes.values()):
             node.crash(power=True)
             node.wipe()
             await self._for(4.0)
@@ -130,6 +131,41 @@ class Nemesis:
             node.disk.damage(node.folder / SHARED_KEYS_NAME)
             await self._for(4.0)
             node.start()
+
+    async def lose_log_end(self, node: SimNode) -> None:
+        """Lose the end of a log although it was synced, unless nobody else could know of that.
+
+        The leaders of a node's groups know it, as long as they lead. So this comes alone.
+        """
+        others = {*self._cluster.nodes} - {node.name}
+        if self._busy != {node.name} or not self._all_are_whole():
+            return
+        self._busy |= others
+        node.crash(power=False)  # others lead then
+        await asyncio.sleep(3.0)
+        node.start()
+        if await self._become_whole() and not self._leads(node):
+            node.crash(power=True)
+            node.disk.cut_log()
+            node.start()
+            await self._become_whole()
+        self._busy -= others
+
+    async def _become_whole(self) -> bool:
+        """Wait until all nodes are whole, but not for ever; return whether they are."""
+        for _ in range(_PATIENCE):
+            await asyncio.sleep(0.1)
+            if self._all_are_whole():
+                return True
+        return False
+
+    def _all_are_whole(self) -> bool:
+        return all(map(self._is_whole, self._cluster.nodes.values()))
+
+    def _leads(self, node: SimNode) -> bool:
+        return node.node is None or any(
+            one.is_leader and not one.is_alone for one in node.node.logged_groups.values()
+        )
 
     def _is_whole(self, node: SimNode) -> bool:
         if not node.runs or node.node is None:
