@@ -211,6 +211,9 @@ class _Handle:
         if data is None:
             self._file.data += b"".join(where)
         else:
+            beyond = where - len(self._file.data)
+            if beyond > 0:  # the end was lost in a power cut; a file has zeros there
+                self._file.data += bytes(beyond)
             self._file.data[where : where + len(data)] = data
 
     def sync(self) -> None:
