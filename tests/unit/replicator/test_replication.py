@@ -323,3 +323,19 @@ def test_suspect_member_takes_no_more_than_fits_into_memory(
     leader.group.propose(b"last", "last")
     cluster.run(0.5)
     assert data_of(member) == data_of(leader)
+
+
+def test_old_entries_are_forgotten_seldom_and_many_at_once() -> None:
+    _, leader = led_by_a()
+    journal, tail, forgotten = leader.group._journal, 64 << 10, 0
+    first = journal.last_index + 1
+    for index in range(first, first + 1_000):
+        journal.append(bytes(1 << 10), index, leader.group.term)
+        anchor = journal.anchor_index
+        journal.trim_to_size(index - 1, tail)
+        assert journal.size <= tail + (1 << 10)  # the last entry is not applied
+        if journal.anchor_index > anchor:
+            forgotten += 1
+            assert 0 <= tail * 7 // 8 - journal.size < 1 << 10
+            assert journal.last_index == index
+    assert 0 < forgotten <= 1_000 / (64 / 8)

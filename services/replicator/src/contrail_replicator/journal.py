@@ -219,17 +219,18 @@ class GroupJournal:
         self._entries[0] = (b"", anchor_index, anchor_term)
 
     def trim_to_size(self, applied: int, tail_bytes: int) -> None:
-        """Forget the oldest applied entries while more than `tail_bytes` are held."""
+        """Forget the oldest applied entries if more than `tail_bytes` are held.
+
+        Then an eighth less is kept: to forget a few costs as much as all that are held.
+        """
         if tail_bytes == 0:
             self.trim(applied)
-            return
-        surplus, index = self.size - tail_bytes, self.anchor_index
-        for data, next_index, _ in self._entries[1:]:
-            if surplus <= 0 or next_index > applied:
-                break
-            surplus -= len(data)
-            index = next_index
-        self.trim(index)
+        elif self.size > tail_bytes:
+            surplus, at = self.size - tail_bytes * 7 // 8, 0
+            while surplus > 0 and self._entries[at][1] < applied:
+                at += 1
+                surplus -= len(self._entries[at][0])
+            self.trim(self._entries[at][1])
 
     def _cut_memory(self, last: int) -> None:
         position = last - self._entries[0][1] + 1
