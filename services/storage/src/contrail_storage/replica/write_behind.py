@@ -96,8 +96,9 @@ class WriteBehind:
         if not directory.replace([block.base_seq for block in run.blocks], merge.span):
             return
         self._blocks.overlay_joined(shard_id, run.blocks, merge.merged)
+        joined = {id(block) for block in run.blocks}
         for job in run.jobs:
-            job.blocks = [each for each in job.blocks if each[1] not in run]
+            job.blocks = [each for each in job.blocks if id(each[1]) not in joined]
         # With the last job: a joined block must not be stored before all entries of its messages
         # are.
         run.jobs[-1].blocks.append((shard_id, merge.merged, merge.span))
@@ -123,9 +124,6 @@ class _Run:
         self._end_seq = 0
         self._bytes = 0
         self._count = 0
-
-    def __contains__(self, block: Block) -> bool:
-        return any(block is one for one in self.blocks)
 
     def takes(self, span: BlockSpan) -> bool:
         """Whether the block adjoins the run and fits."""
