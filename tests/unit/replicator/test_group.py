@@ -16,6 +16,7 @@ from contrail_replicator import (
     RaftGroup,
 )
 from contrail_replicator.messages import Append, MessageRefusedError
+from contrail_replicator.raft_core import RaftCore
 from contrail_storage.wal import LogOptions, NodeLog
 from tests.support.each import each
 from tests.unit.storage.wal_disk import HandLoop, SimDisk
@@ -293,6 +294,19 @@ def test_applied_entries_are_not_held_in_memory() -> None:
     member.wait_applied(201)
     assert len(member.group._journal) == 1
     assert member.group._journal.size == 0
+    member.close()
+
+
+def test_group_of_one_at_rest_has_nothing_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member(SimDisk()).lead()
+    member.group.propose(b"data", None)
+    member.wait_applied(2)
+    member.group.tick()
+    ticks: list[RaftCore] = []
+    monkeypatch.setattr(RaftCore, "tick", ticks.append)
+    for _ in range(10):
+        member.group.tick()
+    assert ticks == []
     member.close()
 
 

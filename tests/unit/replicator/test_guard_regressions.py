@@ -115,6 +115,23 @@ def test_acknowledgement_beyond_the_own_log_counts_for_nothing() -> None:
     assert leader.acked == []
 
 
+def test_entry_of_an_earlier_term_is_committed_with_the_first_of_this_term() -> None:
+    leader = leader_with_an_entry_nobody_has()
+    before, old = leader.group.commit_index, leader.group.last_index
+    leader.group.resign()
+    leader.group._core.campaign()
+    leader.group.tick()
+    leader.group.receive("b", VoteReply(leader.group.term, True))
+    leader.log.sync()
+    assert leader.group.last_index == old + 1
+    for index in (before, old):
+        leader.group.receive("b", reply(leader.group.term, index))
+        assert leader.group.commit_index == before
+    leader.group.receive("b", reply(leader.group.term, old + 1))
+    assert leader.group.commit_index == old + 1
+    assert leader.acked == ["alone"]
+
+
 def test_reply_of_a_later_term_deposes_the_leader() -> None:
     leader = leader_with_an_entry_nobody_has()
     term = leader.group.term + 5

@@ -76,3 +76,35 @@ def test_promises_hold_with_and_without_the_short_way(
         chaos.run(500)
         assert chaos.check() > 0
     assert (taken > 0) is short
+
+
+def what_a_majority_holds(core: RaftCore, index: int, members: int) -> bool:
+    return 2 * (1 + sum(core.matched(peer) >= index for peer in core._nodes)) > members
+
+
+@pytest.mark.parametrize("names", ["abc", "abcd", "abcde"])
+def test_leader_commits_what_raft_says(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+    counted = 0
+    commit = RaftCore.commit
+
+    def compared(core: RaftCore) -> bool:
+        nonlocal counted
+        journal, before = core._journal, core.commit_index()
+        held = [before] + [
+            index
+            for index in range(before + 1, journal.durable_index + 1)
+            if journal.term_at(index) == core.led_term() > 0
+            and what_a_majority_holds(core, index, len(names))
+        ]
+        more = commit(core)
+        assert core.commit_index() == held[-1]
+        assert more is (held[-1] > before)
+        counted += more
+        return more
+
+    monkeypatch.setattr(RaftCore, "commit", compared)
+    for seed in range(3):
+        chaos = Chaos(seed, names)
+        chaos.run(500)
+        chaos.check()
+    assert counted

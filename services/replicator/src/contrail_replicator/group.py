@@ -118,13 +118,13 @@ class RaftGroup:
             node_id,
             peers,
             self._journal,
-            self._send,
+            partial(transport.send, group_id),
             lambda: self._applied_index,
             clock,
             timings,
             on_needs_snapshot,
         )
-        self.comparison = Comparison(node_id, tuple(self._peers), self._send)
+        self.comparison = Comparison(node_id, tuple(self._peers), partial(transport.send, group_id))
         """Of what the members have applied; the owner notes the own digests."""
         self._journal.trim_to_size(applied_index, self._tail_bytes)
         self._held = bool(self._journal.flags & SUSPECT)  # then nothing is handed out
@@ -240,7 +240,7 @@ class RaftGroup:
         if self._running:
             self._journal.handle_durable(position, index)
             if self._alone:
-                self._core.commit_alone()
+                self._core.commit()
                 self._settle()
             else:
                 self._core.handle_durable()
@@ -251,7 +251,7 @@ class RaftGroup:
 
         A group of one has nothing to be late with, and may be called every 50 ms.
         """
-        if self._running and (self._alone or self._clock() > self._core.due):
+        if self._running and self._clock() > self._core.due:
             if not self._alone:
                 self._core.tick_timers()
                 self._hand_on_if_unfit()
@@ -271,21 +271,23 @@ class RaftGroup:
         """
         if peer not in self._peers:
             raise MessageRefusedError(f"group {self._group_id}: {peer} is not a member")
-        if message.term > self._core.term() + TERM_LEAP_MAX:
+        if message.term > self._journal.term + TERM_LEAP_MAX:
             raise MessageRefusedError(
                 f"group {self._group_id}: {peer} speaks of term {message.term}; it is {self.term}"
             )
         if isinstance(message, Append):
-            # Before the log has them: a bit that flips in the leader's memory must not reach all.
-            if not all(self._journal.is_sound(data) for _, data in message.entries):
-                raise MessageRefusedError(
-                    f"group {self._group_id}: {peer} sent an entry that is not what was proposed"
-                )
-            self._put_off += sum([len(data) for _, data in message.entries])
+            for _, data in message.entries:
+                # Before the log has it: a bit that flips in the leader's memory must not reach all.
+                if not self._journal.is_sound(data):
+                    raise MessageRefusedError(
+                        f"group {self._group_id}: {peer} sent an entry that is not what was "
+                        "proposed"
+                    )
+                self._put_off += len(data)
         if not self._running:
             return
         if self._core.take_usual(peer, message):
-            if isinstance(message, (Append, Reply)):
+            if isinstance(message, Reply):  # entries go on when they are durable
                 self._go_on()
             return
         if isinstance(message, COMPARING):
@@ -302,7 +304,7 @@ class RaftGroup:
         """
         core = self._core
         if core.leads():
-            urgent = core.may_commit()
+            urgent = core.commit()
         else:
             waiting = core.commit_index() - self._applied_index
             urgent = waiting >= _GROUPED or self._put_off >= _GROUPED_BYTES
@@ -310,7 +312,6 @@ class RaftGroup:
                 core.due = NOW
         # What an unfit member may do changes with what it holds, durably.
         if urgent or self._unfit:
-            core.tick()
             self._settle()
 
     def resume(self) -> None:
@@ -466,9 +467,6 @@ class RaftGroup:
         self._transport.detach(self._group_id)
         self._log.detach(self._group_id)
 
-    def _send(self, peer: str, message: Message) -> None:
-        self._transport.send(self._group_id, peer, message)
-
     def _settle(self) -> None:
         """Report the commits and role changes that the last call into the core has caused.
 
@@ -485,10 +483,9 @@ class RaftGroup:
         try:
             if self._applied_index < self._core.commit_index():
                 self._hand_out()
-            # Alone, nothing else ends a role.
-            if not self._alone or self._core.led_term() != self._led_term:
+            if self._unfit or self._core.led_term() != self._led_term:
                 self._report_role()
-            if not self._alone:
+            if not self._core.reads.is_empty:
                 self._answer_reads()
         finally:
             self._settling = False

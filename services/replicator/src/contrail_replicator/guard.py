@@ -6,9 +6,10 @@ with the log here, and the core only gets what it handles correctly.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from contrail_replicator.journal import GroupJournal
 from contrail_replicator.messages import Append, Message, Reply, RequestVote, VoteReply
@@ -97,8 +98,7 @@ def must_be_durable(message: Message) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(msgspec.Struct, eq=False):
     position: int
     term: int
     peer: str
@@ -117,15 +117,17 @@ class DurabilityBarrier:
         if len(self.held) < _HELD_MAX:
             self.held.append(_Held(position, term, peer, message))
 
-    def release(self, durable_position: int, term: int) -> Iterator[tuple[str, Message]]:
-        """Yield the messages that may leave now; those of an earlier term are dropped.
+    def release(self, durable_position: int, term: int) -> list[tuple[str, Message]]:
+        """Return the messages that may leave now; those of an earlier term are dropped.
 
         An acknowledgement given in an earlier term may speak of entries cut since.
         """
+        released = []
         while self.held and self.held[0].position <= durable_position:
             held = self.held.popleft()
             if held.term == term:
-                yield held.peer, held.message
+                released.append((held.peer, held.message))
+        return released
 
     def clear(self) -> None:
         """Drop everything: the records that the messages rely on will never be durable."""

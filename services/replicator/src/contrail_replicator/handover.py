@@ -47,17 +47,19 @@ class Willingness:
     @property
     def declines(self) -> bool:
         """Whether other leaders should not hand over to this member."""
-        return self.leaving or self._disk_is_slow() or self._clock() < self._slow_until
+        now = self._clock()
+        return self.leaving or self._disk_is_slow(now) or now < self._slow_until
 
     def must_hand_over(self) -> bool:
         """Whether a leader should hand over now, because its disk is slow."""
-        if self._disk_is_slow() and self._clock() >= self._slow_until:
-            self._slow_until = self._clock() + SLOW_AGAIN_S
+        now = self._clock()
+        if self._disk_is_slow(now) and now >= self._slow_until:
+            self._slow_until = now + SLOW_AGAIN_S
             return True
         return False
 
-    def _disk_is_slow(self) -> bool:
-        journal, now = self._journal, self._clock()
+    def _disk_is_slow(self, now: float) -> bool:
+        journal = self._journal
         if journal.durable_position >= self._awaited:
             self._awaited, self._awaited_since = journal.position, now
         return now - self._awaited_since > self._slow_disk_s

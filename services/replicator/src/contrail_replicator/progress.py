@@ -83,7 +83,8 @@ class Progress:
 
     def note_agreed(self, index: int) -> None:
         """Note that the logs agree up to `index`, and that it is durable at the peer."""
-        self.note_matched(index)
+        if index > self._matched:
+            self._matched, self._beats = index, 0
         while self._sent and self._sent[0][0] <= index:
             self._sent_bytes -= self._sent.popleft()[1]
         if self.state is not State.REPLICATE:

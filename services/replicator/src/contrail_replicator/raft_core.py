@@ -54,6 +54,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]
     is_complete: Callable[[], bool] = staticmethod(lambda: True)
     """Whether this member, restoring, has what it needs beside the log to vote again."""
 
+    # The library's object for the leader; None while none is known.
+    _SyncObj__raftLeader: Any
+
     def __init__(
         self,
         node_id: str,
@@ -262,8 +265,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def tick(self) -> None:
         """Do due commits and heartbeats, and a candidacy that is allowed."""
-        pysyncobj.syncobj.monotonicTime = self._clock  # as `_enter`: this runs for every publish
-        self._in_tick, self._counting = True, self._SyncObj__raftState == library.LEADER
+        self._enter()
+        self._in_tick, self._counting = True, self.leads()
+        if self._counting:
+            # The library notes when answers arrive. What counts is when their rounds were sent.
+            for peer, node in self._nodes.items():
+                self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
         self._onTick()
         self._in_tick = False
 
@@ -303,14 +310,21 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             for peer, message in self._barrier.release(self._journal.durable_position, self.term()):
                 self._send_to_peer(peer, message)
 
-    def commit_alone(self) -> None:
-        """Commit what is durable, if this member is the only one and leads."""
-        # What the library's rule comes to without peers. Entries of earlier terms are committed by
-        # the first one of this term, so that is durable first.
-        if self._SyncObj__raftState == library.LEADER:
-            durable = self._journal.durable_index
-            if self._SyncObj__raftCommitIndex < durable >= self.first_index_of_term():
-                self._SyncObj__raftCommitIndex = durable
+    def commit(self) -> bool:
+        """As the leader, commit what a majority holds durably and this member, too.
+
+        Returns whether that is more than before.
+        """
+        durable, commit = self._journal.durable_index, self._SyncObj__raftCommitIndex
+        if durable <= commit or self._SyncObj__raftState != library.LEADER:
+            return False
+        held = sorted([durable, *self._SyncObj__raftMatchIndex.values()])
+        reached = min(durable, held[(len(held) - 1) // 2])
+        # Entries of earlier terms are committed by the first one of this term, never before it.
+        if not commit < reached >= self.first_index_of_term():
+            return False
+        self._SyncObj__raftCommitIndex = reached
+        return True
 
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
@@ -324,11 +338,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
         False, and nothing has changed, if it is for `receive`.
         """
-        if isinstance(message, (Heartbeat, HeartbeatReply)):
-            return self._take_repeated(peer, message)
-        if isinstance(message, Append):
+        if isinstance(message, Append):  # first what comes for every publish
             return self._take_next(peer, message)
-        return isinstance(message, Reply) and self._take_agreed(peer, message)
+        if isinstance(message, Reply):
+            return self._take_agreed(peer, message)
+        return isinstance(message, (Heartbeat, HeartbeatReply)) and self._take_repeated(
+            peer, message
+        )
 
     def _take_repeated(self, peer: str, message: Heartbeat | HeartbeatReply) -> bool:
         """Take a heartbeat or an answer that tells nothing but that a peer is there.
@@ -347,7 +363,6 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             return False
         self.standing.note_answer(peer, message)
         self._rounds.note_answer(peer, message.round)
-        self._SyncObj__lastResponseTime[self._nodes[peer]] = self._rounds.heard_at(peer)
         return True
 
     def _is_repeated(self, peer: str, message: HeartbeatReply) -> bool:
@@ -374,7 +389,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             or message.previous_term != journal.last_term
             or not message.entries
             or term != self._SyncObj__raftCurrentTerm
-            or self.leader() != peer
+            or self._SyncObj__raftLeader is not self._nodes[peer]
             or not journal.has_capacity(sum([len(data) for _, data in message.entries]))
         ):
             return False
@@ -382,19 +397,20 @@ class RaftCore(SyncObj):  # type: ignore[misc]
             index += 1
             journal.append(data, index, entry_term)
         self._matched = index
+        # Counts as committed once the entries are durable, as the reply is sent then.
         self._leader_commit = max(self._leader_commit, min(message.commit, index))
         self._put_off_election()
-        self._promise(peer, Reply(term, message.round, True, index, 0, self._flags()))
-        self._advance_follower()
+        reply = Reply(term, message.round, True, index, 0, self._flags())
+        self._barrier.hold(journal.position, term, peer, reply)
         return True
 
     def _take_agreed(self, peer: str, message: Reply) -> bool:
-        """Take an acknowledgement of a whole member; `may_commit` then says whether to `tick`."""
+        """Take an acknowledgement of a whole member, which `commit` may then count."""
         if (
             not message.success
             or message.flags
             or message.term != self._SyncObj__raftCurrentTerm
-            or not self.leads()
+            or self._SyncObj__raftState != library.LEADER
             or message.index > self._journal.last_index
             or self._peer_flags.get(peer) != 0
             or peer in self._rounds.unfit
@@ -405,22 +421,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         node, matched = self._nodes[peer], self._SyncObj__raftMatchIndex
         matched[node] = max(matched[node], message.index)
         self._rounds.note_answer(peer, message.round)
-        self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
-        self._replication.note_reply(peer, message)
+        self._replication.note_agreed(peer, message.index)
         return True
-
-    def may_commit(self) -> bool:
-        """Whether this member leads, and a majority holds more than is known to be committed."""
-        if self._SyncObj__raftState != library.LEADER:
-            return False
-        commit = self._SyncObj__raftCommitIndex
-        if self._journal.durable_index <= commit:
-            return False
-        matched = self._SyncObj__raftMatchIndex.values()
-        ahead = 0
-        for one in matched:
-            ahead += one > commit
-        return 2 * ahead >= len(matched)
 
     def _put_off_election(self) -> None:
         """Note that the leader was heard."""
@@ -538,10 +540,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]
         self._elections.note_leader()
 
     def _advance_follower(self) -> None:
-        # A leader's commit index is counted by `tick`. A follower only knows the leader's.
+        # A leader counts what is committed. A follower only knows the leader's commit index.
         if self._SyncObj__raftState != library.LEADER:
             reached = min(self._leader_commit, self._journal.durable_index)
-            self._SyncObj__raftCommitIndex = max(self.commit_index(), reached)
+            self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, reached)
 
     def _obey(self, message: Message) -> None:
         """Do what the leader of this term asks for."""
@@ -629,8 +631,6 @@ class RaftCore(SyncObj):  # type: ignore[misc]
                 self._give(peer, {"type": "next_node_idx", "term": message.term, **message_})
             self._remind(peer, message)
             self._replication.note_reply(peer, message)
-        # The library has set the time of receipt.
-        self._SyncObj__lastResponseTime[node] = self._rounds.heard_at(peer)
         self._send_round_for_reads()
         self._ask_to_take_over()
 
@@ -756,12 +756,14 @@ class RaftCore(SyncObj):  # type: ignore[misc]
 
     def _SyncObj__sendAppendEntries(self) -> None:  # noqa: N802
         """Send the heartbeats that are due, and entries to the peers that lack some."""
+        if not self._nodes:
+            self._SyncObj__newAppendEntriesTime = float("inf")
+            return
         # All groups of a node at one moment, so that their heartbeats share a frame.
         period = self._timings.heartbeat_s
         self._SyncObj__newAppendEntriesTime = (self._clock() // period + 1) * period
-        if self._nodes:
-            self._begin_round()
-            self._replication.beat()
+        self._begin_round()
+        self._replication.beat()
 
     def _SyncObj__applyLogEntries(self) -> bool:  # noqa: N802
         """Do nothing but end the counting: the group takes committed entries from the journal."""

@@ -81,12 +81,20 @@ class Replication:
             progress.probe(self._journal.last_index + 1)
             self._fill(peer, progress)
 
+    def note_agreed(self, peer: str, index: int) -> None:
+        """Send on after an acknowledgement of all entries up to `index`."""
+        progress = self._progress[peer]
+        progress.note_agreed(index)
+        if progress.next_index <= self._journal.last_index:
+            self._fill(peer, progress)
+
     def note_reply(self, peer: str, reply: Reply) -> None:
         """Send on after an answer."""
-        progress = self._progress[peer]
         if reply.success:
-            progress.note_agreed(reply.index)
-        elif progress.state is not State.SNAPSHOT:
+            self.note_agreed(peer, reply.index)
+            return
+        progress = self._progress[peer]
+        if progress.state is not State.SNAPSHOT:
             progress.probe(self._after_conflict(reply))
         self._fill(peer, progress)
 

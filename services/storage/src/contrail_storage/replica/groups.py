@@ -6,7 +6,7 @@ a log.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, ValuesView
 from functools import partial
 from time import perf_counter
 from typing import Final, TypeVar, cast
@@ -112,6 +112,10 @@ class Groups(Mapping[int, Group]):
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def values(self) -> ValuesView[Group]:
+        """The groups; a `Mapping` would look each of them up, at each of 40 ticks a second."""
+        return self._groups.values()
 
     @property
     def busy(self) -> bool:
@@ -288,10 +292,6 @@ class Groups(Mapping[int, Group]):
             except Exception as error:
                 _log.exception("entry_not_applied", group=number, index=entry.index)
                 self._fail(f"entry {entry.index} of group {number}: {error!r}")
-            if number in self._times:
-                self._times[number].note_applied()
-                if number in self._awaited:
-                    self._wake(number)
         if own is not None:
             if self.failed:
                 own.unknown()
@@ -300,10 +300,13 @@ class Groups(Mapping[int, Group]):
 
     def _commit_compared(self, number: int, entry: Committed) -> bool:
         more = self._commit(number, entry)
-        flags = self._groups[number].flags
-        if not (self.failed or flags & SUSPECT):
-            digest = self._applier.chains.get(number, NO_CHAIN).digest
-            self._comparisons[number].note(entry.index, digest)
+        if not self.failed:
+            self._times[number].note_applied()
+            if number in self._awaited:
+                self._wake(number)
+            if not self._groups[number].flags & SUSPECT:
+                digest = self._applier.chains.get(number, NO_CHAIN).digest
+                self._comparisons[number].note(entry.index, digest)
         return more
 
     def _differs(self, number: int, differs: bool) -> None:
