@@ -17,7 +17,9 @@ msgpack, except in CHUNK, where it is the bytes themselves.
 """
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 REQUEST: Final = 1
 CANCEL: Final = 2
@@ -39,7 +41,7 @@ class FrameError(Exception):
     """The peer broke the protocol; the connection must end."""
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, eq=False):
     """One frame; ``body`` is a view of the bytes that were read."""
 
     kind: int

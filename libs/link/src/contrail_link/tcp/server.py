@@ -419,11 +419,13 @@ class ServerConnection(FramedConnection):
 
     def _regulate(self) -> None:
         limits = self.limits
-        self.set_reading(
+        wanted = (
             self.writable
             and self.busy < limits.busy_max
             and self.busy_bytes < limits.busy_bytes_max
         )
+        if wanted is not self._reading:  # twice for each publish
+            self.set_reading(wanted)
 
     # Requests ------------------------------------------------------------------------------------
     def _run_directly(self, work: Work, stream: str, content: PublishContent) -> None:

@@ -47,7 +47,9 @@ APPEND: Final = 3
 ENTRIES_MAX: Final = 4096
 """Entries in one append; a message with more is sent as several."""
 
+# Larger numbers cannot come from a member, and would leave no room for later ones.
 _NUMBER_MAX: Final = (1 << 62) - 1
+_TOO_LARGE: Final = "a term, index or round that no member can have reached"
 _WALL: Final = struct.Struct("<q")
 _APPEND: Final = struct.Struct("<QQQQQI")
 _ENTRY: Final = struct.Struct("<QI")
@@ -56,15 +58,16 @@ _HEARTBEAT_REPLY: Final = struct.Struct("<IB3xQQQQQ")
 
 
 class _Form(NamedTuple):
-    """How a message of fixed size is written: its fields in order."""
+    """How a message of fixed size is written: its fields in order, the `numbers` first."""
 
     kind: int
     message: type[Message]
     layout: struct.Struct
+    numbers: int
 
 
 def _form(kind: int, message: type[Message], layout: str) -> _Form:
-    return _Form(kind, message, struct.Struct("<" + layout))
+    return _Form(kind, message, struct.Struct("<" + layout), len(layout.partition("16s")[0]))
 
 
 _FORMS: Final = (
@@ -88,12 +91,8 @@ CONTROL_KINDS: Final = tuple(_BY_KIND)
 """Kinds of messages of one group on the control channel."""
 
 
-class Encoded(NamedTuple):
-    """A message as kind and body of a frame."""
-
-    channel: Channel
-    kind: int
-    body: list[Bytes]
+Encoded = tuple[Channel, int, list[Bytes]]
+"""A message as kind and body of a frame."""
 
 
 def encode(message: Message) -> list[Encoded]:
@@ -102,11 +101,13 @@ def encode(message: Message) -> list[Encoded]:
     Raises TypeError for heartbeats and their answers, which travel together.
     """
     if isinstance(message, Append):
-        return [Encoded(Channel.APPEND, APPEND, _append(one)) for one in _parts(message)]
+        if len(message.entries) <= ENTRIES_MAX:
+            return [(Channel.APPEND, APPEND, _append(message))]
+        return [(Channel.APPEND, APPEND, _append(one)) for one in _parts(message)]
     form = _BY_TYPE.get(type(message))
     if form is None:
         raise TypeError(f"{type(message).__name__} has no frame of its own")
-    return [Encoded(Channel.CONTROL, form.kind, [form.layout.pack(*astuple(message))])]
+    return [(Channel.CONTROL, form.kind, [form.layout.pack(*astuple(message))])]
 
 
 def decode(kind: int, body: Bytes) -> Message:
@@ -117,16 +118,14 @@ def decode(kind: int, body: Bytes) -> Message:
     if len(body) != form.layout.size:
         raise FrameError(f"a frame of kind {kind} with {len(body)} bytes")
     values = form.layout.unpack(body)
-    _check_numbers(values)
+    if max(values[: form.numbers]) > _NUMBER_MAX:
+        raise FrameError(_TOO_LARGE)
     return form.message(*values)
 
 
 def _parts(message: Append) -> Iterator[Append]:
-    """The message, or several that say the same with fewer entries each."""
+    """Several messages that say the same with fewer entries each."""
     entries = message.entries
-    if len(entries) <= ENTRIES_MAX:
-        yield message
-        return
     for at in range(0, len(entries), ENTRIES_MAX):
         yield Append(
             message.term,
@@ -157,12 +156,12 @@ def _append(message: Append) -> list[Bytes]:
 def _decode_append(body: Bytes) -> Append:
     try:
         term, number, previous, previous_term, commit, count = _APPEND.unpack_from(body)
-        _check_numbers((term, number, previous, previous_term, commit))
         if count > ENTRIES_MAX:
             raise FrameError(f"an append with {count} entries; at most {ENTRIES_MAX} are allowed")
-        at, entries = _APPEND.size, []
+        at, entries, last_term = _APPEND.size, [], 0
         for _ in range(count):
             entry_term, size = _ENTRY.unpack_from(body, at)
+            last_term = max(last_term, entry_term)
             start = at + _ENTRY.size
             at = start + size
             entries.append((entry_term, bytes(body[start:at])))
@@ -170,7 +169,8 @@ def _decode_append(body: Bytes) -> Append:
         raise FrameError("an append that is cut short") from error
     if at != len(body):
         raise FrameError("an append whose entries do not fill it")
-    _check_numbers([entry_term for entry_term, _ in entries])
+    if max(term, number, previous, previous_term, commit, last_term) > _NUMBER_MAX:
+        raise FrameError(_TOO_LARGE)
     return Append(term, number, previous, previous_term, commit, tuple(entries))
 
 
@@ -184,7 +184,8 @@ def encode_heartbeats(wall_ns: int, beats: Iterable[tuple[int, Heartbeat]]) -> l
 def decode_heartbeats(body: Bytes) -> Iterator[tuple[int, Heartbeat]]:
     """Yield heartbeats by group. Raises FrameError before the first."""
     for group, *values in _records(_HEARTBEAT, body):
-        _check_numbers(values)
+        if max(values) > _NUMBER_MAX:
+            raise FrameError(_TOO_LARGE)
         yield group, Heartbeat(*values)
 
 
@@ -203,7 +204,8 @@ def encode_heartbeat_replies(
 def decode_heartbeat_replies(body: Bytes) -> Iterator[tuple[int, HeartbeatReply]]:
     """Yield answers to heartbeats by group. Raises FrameError."""
     for group, flags, *values in _records(_HEARTBEAT_REPLY, body):
-        _check_numbers(values)
+        if max(values) > _NUMBER_MAX:
+            raise FrameError(_TOO_LARGE)
         term, number, matched, durable, applied = values
         yield group, HeartbeatReply(term, number, matched, durable, applied, flags)
 
@@ -220,10 +222,3 @@ def _records(layout: struct.Struct, body: Bytes) -> Iterator[tuple[Any, ...]]:
     if len(body) < _WALL.size or len(records) % layout.size:
         raise FrameError("heartbeats that are cut short")
     return layout.iter_unpack(records)
-
-
-def _check_numbers(values: Iterable[object]) -> None:
-    """Refuse numbers that cannot come from a member: they would leave no room for later ones."""
-    for one in values:
-        if isinstance(one, int) and one > _NUMBER_MAX:
-            raise FrameError("a term, index or round that no member can have reached")

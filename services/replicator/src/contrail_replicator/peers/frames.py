@@ -7,13 +7,15 @@ checksum covers the head before it, and the body. Flags are 0 in this version.
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from crc32c import crc32c
 
-_HEAD: Final = struct.Struct("<IBBHI")
+_CHECKED: Final = struct.Struct("<IBBHI")
 _CRC: Final = struct.Struct("<I")
-HEAD_BYTES: Final = _HEAD.size + _CRC.size
+_HEAD: Final = struct.Struct("<IBBHII")
+HEAD_BYTES: Final = _HEAD.size
 
 Bytes = bytes | bytearray | memoryview
 
@@ -40,7 +42,7 @@ class FrameError(Exception):
     """The peer broke the protocol; the connection must end."""
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, eq=False):
     """One frame. ``body`` is valid until the next frame is taken: decoders copy from it."""
 
     kind: int
@@ -50,7 +52,7 @@ class Frame(NamedTuple):
 
 def frame(kind: int, group: int, body: Sequence[Bytes]) -> list[Bytes]:
     """Return the pieces of a frame whose body is the joined pieces of ``body``."""
-    head = _HEAD.pack(sum(map(len, body)), kind, 0, 0, group)
+    head = _CHECKED.pack(sum(map(len, body)), kind, 0, 0, group)
     checksum = crc32c(head)
     for piece in body:
         checksum = crc32c(piece, checksum)
@@ -103,7 +105,7 @@ class FrameCutter:
         return len(taken)
 
     def _size_of(self, head: bytes) -> int:
-        size, kind, flags, zero, _ = _HEAD.unpack_from(head)
+        size, kind, flags, zero, _, _ = _HEAD.unpack(head)
         # Checked before the body is read: a wrong size would reserve up to 4 GiB.
         if size > self._body_bytes_max:
             raise FrameError(
@@ -116,8 +118,7 @@ class FrameCutter:
 
 
 def _checked(head: bytes, body: Bytes) -> Frame:
-    _, kind, _, _, group = _HEAD.unpack_from(head)
-    (expected,) = _CRC.unpack_from(head, _HEAD.size)
-    if crc32c(body, crc32c(head[: _HEAD.size])) != expected:
+    _, kind, _, _, group, expected = _HEAD.unpack(head)
+    if crc32c(body, crc32c(head[: _CHECKED.size])) != expected:
         raise FrameError(f"a frame of kind {kind} does not match its checksum")
     return Frame(kind, group, body)

@@ -84,10 +84,9 @@ class GroupLinks:
             self._later(self._replies, peer)[group] = message
         else:
             if message is not self._encoded_from:
-                self._encoded_from = message
-                self._encoded = [
-                    (channel, frame(kind, group, body)) for channel, kind, body in encode(message)
-                ]
+                self._encoded_from, self._encoded = message, []
+                for channel, kind, body in encode(message):
+                    self._encoded.append((channel, frame(kind, group, body)))
             for channel, encoded in self._encoded:
                 self._hub.send_frame(peer, channel, encoded)
 
