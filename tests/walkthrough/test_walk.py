@@ -1,15 +1,22 @@
 """The tour passes through the layers in order, and does not grow."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from tests.walkthrough.tracing import Hop
-from tests.walkthrough.walk import Walk, walk
+from contrail_common.model import PublishMessage, StreamConfig
+from contrail_link.publishing import publish
+from contrail_storage.link import LocalLink
+from tests.unit.storage.cluster_rig import running
+from tests.walkthrough.tracing import Hop, Recorder
+from tests.walkthrough.walk import PUBLISHES, Walk, walk
 
 PUBLISH_CALLS_MAX = 160
 PUBLISH_FILES_MAX = 54
 """The most calls and files from the socket to the answer. Lower these when it gets less."""
+REPLICATED_CALLS_MAX = 230
+"""The most calls on three nodes, from the link of the leader to the answer, without sockets."""
 
 
 def _positions(hops: list[Hop], modules: list[str]) -> list[int]:
@@ -41,3 +48,29 @@ def test_one_publish_passes_no_more_of_the_code_than_it_did(walked: Walk) -> Non
     passed = walked.publish_calls
     assert passed.calls <= PUBLISH_CALLS_MAX
     assert len(passed.files) <= PUBLISH_FILES_MAX, sorted(passed.files)
+
+
+def test_one_publish_on_three_nodes_takes_no_more_calls_than_it_did(tmp_path: Path) -> None:
+    recorder = Recorder()
+
+    async def calls() -> list[int]:
+        async with running(tmp_path) as nodes:
+            config = StreamConfig(name="TOUR", subjects=("tour.>",), num_replicas=3)
+            await nodes.call("a", lambda link: link.put_stream(config, "put", None, False))
+            await nodes.until_listed("TOUR")
+            group = nodes["a"].meta.group_of(nodes["a"].meta.streams["TOUR"].shard_id)
+            link = LocalLink(nodes[nodes.leader(group)])
+            counts = []
+            for _ in range(PUBLISHES):
+                recorder.watch()
+                await publish(link, "TOUR", [PublishMessage("tour.hello", None, b"hello")])
+                counts.append(recorder.census().calls)
+            return counts
+
+    recorder.install()
+    try:
+        counts = asyncio.run(calls())
+    finally:
+        recorder.uninstall()
+    # In the shortest one, no timer ran.
+    assert min(counts) <= REPLICATED_CALLS_MAX

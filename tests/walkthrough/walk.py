@@ -18,7 +18,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from contrail_storage.wal import LogOptions
 from tests.walkthrough.tracing import Census, Hop, Recorder
 
-_PUBLISHES: Final = 100
+PUBLISHES: Final = 100
 """So many that no timer runs during one of them, also on a busy machine."""
 _NEVER_S: Final = 3_600.0
 _PUBLISH_PATH: Final = "/v1/subjects/tour.hello/messages"
@@ -90,7 +90,7 @@ async def _walk_served(node: StorageNode, recorder: Recorder) -> Walk:
         await client.post(_PUBLISH_PATH, b"the first finds out which stream takes it")
         await node.until_written()
         await node.checkpoint()  # so that no checkpoint becomes due during the walk
-        published = [await _publish(node, client, recorder) for _ in range(_PUBLISHES)]
+        published = [await _publish(node, client, recorder) for _ in range(PUBLISHES)]
         await node.until_written()
         recorder.watch()
         await _deliver_and_ack(client)

@@ -93,7 +93,8 @@ def decode_entry(data: bytes) -> Entry:
 
 def check_entry(data: bytes) -> None:
     """Raise EntryDamagedError or EntryVersionError unless ``data`` is what was proposed."""
-    if crc32c(memoryview(data)[_CHECKED_FROM:], crc32c(data[:_CRC_AT])) != entry_crc(data):
+    crc = int.from_bytes(data[_CRC_AT:_CHECKED_FROM], "little")
+    if crc32c(memoryview(data)[_CHECKED_FROM:], crc32c(data[:_CRC_AT])) != crc:
         if data[0] == _FIRST_BYTE_OF_0_2:
             raise EntryVersionError(
                 "the log has entries of release 0.2 that are not in the store: start it once with "

@@ -124,7 +124,7 @@ class _AppendFile:
 
     def write(self, parts: Sequence[bytes]) -> None:
         begun = self._end
-        pending = [memoryview(part) for part in parts if part]
+        pending: list[bytes | memoryview] = [part for part in parts if part]
         while pending:
             # At most 512 parts per call (the kernel takes 1,024), and a call may write less than it
             # was given: the loop continues where it ended.
@@ -133,7 +133,7 @@ class _AppendFile:
             while pending and written >= len(pending[0]):
                 written -= len(pending.pop(0))
             if written:
-                pending[0] = pending[0][written:]
+                pending[0] = memoryview(pending[0])[written:]
         if self._ahead and self._end > self._ahead_end and self._end - begun <= _AHEAD_WRITE_MAX:
             self._write_ahead()
 

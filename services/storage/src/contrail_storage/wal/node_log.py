@@ -247,7 +247,7 @@ class NodeLog:
 
     def has_capacity(self, size: int) -> bool:
         """Whether an entry of `size` bytes may be appended now."""
-        return self.queued_bytes + size <= self._options.queue_bytes
+        return self._waiting.size + self._in_flight_bytes + size <= self._options.queue_bytes
 
     def append(self, group: int, index: int, term: int, data: bytes) -> int:
         """Add the next entry of a group's log; return the position of its record.
