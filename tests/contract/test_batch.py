@@ -12,7 +12,8 @@ from tests.contract.conftest import Stream, assert_problem
 from tests.support.each import each
 
 NDJSON = {"content-type": "application/x-ndjson"}
-MSGPACK = {"content-type": "application/vnd.msgpack"}
+MSGPACK_TYPE = "application/vnd.msgpack"
+MSGPACK = {"content-type": MSGPACK_TYPE}
 
 
 def post(stream: Stream, messages: Any, **more: Any) -> httpx.Response:
@@ -203,6 +204,45 @@ def test_msgpack_batch_is_stored(stream: Stream) -> None:
     assert stream.client.get(f"{stream.path}/messages/1").content == b"\x00\xff"
 
 
+def test_columns_are_stored_and_answered_in_runs(stream: Stream) -> None:
+    stream.configure(allow_atomic=True)
+    index, offsets = b"\0\0\0\0\1\0\0\0\0\0\0\0", b"\0\0\0\0\2\0\0\0\2\0\0\0\3\0\0\0"
+    ids = [b"\0\0\0\0\1\0\0\0\1\0\0\0\2\0\0\0", b"kl"]
+    subjects = [stream.subject("x"), stream.subject("y")]
+    columns = [2, [subjects, index, offsets, b"\x00\xff\x01", ids]]
+    answer = pack(stream, columns)
+    assert answer.json() == {"results": [{"seq": seq, "duplicate": False} for seq in (1, 2, 3)]}
+    assert stream.client.get(f"{stream.path}/messages/1").content == b"\x00\xff"
+    second = stream.client.get(f"{stream.path}/messages/2/json").json()
+    assert (second["subject"], second["headers"], second["data"]) == (subjects[1], {}, "")
+    third = stream.client.get(f"{stream.path}/messages/3/json").json()
+    assert (third["subject"], third["headers"]) == (subjects[0], {"Nats-Msg-Id": ["l"]})
+
+    def runs(path: str, value: Any) -> tuple[int, str, Any]:
+        body, headers = msgspec.msgpack.encode(value), MSGPACK | {"accept": MSGPACK_TYPE}
+        answer = stream.client.post(path, content=body, headers=headers)
+        kind = answer.headers["content-type"]
+        return answer.status_code, kind, msgspec.msgpack.decode(answer.content)
+
+    path = f"{stream.path}/messages"
+    again = [
+        {"count": 1, "first_seq": 1, "duplicate": True},
+        {"count": 1, "first_seq": 4},
+        {"count": 1, "first_seq": 3, "duplicate": True},
+    ]
+    assert runs(path, columns) == (201, MSGPACK_TYPE, {"runs": again})
+    columns[1] = [["elsewhere", subjects[0]], index, offsets, b"abc", None]
+    status, _, found = runs(path, columns)
+    codes = [(run["count"], run.get("problem", {}).get("code")) for run in found["runs"]]
+    assert (status, codes) == (207, [(1, 20002), (1, None), (1, 20002)])
+    columns[1] = [subjects, index, offsets, b"abc", None]
+    assert runs(f"{path}?atomic=true", columns) == (
+        201,
+        MSGPACK_TYPE,
+        {"stream": stream.name, "first_seq": 6, "last_seq": 8, "count": 3},
+    )
+
+
 def test_refused_msgpack_items_leave_the_others(stream: Stream) -> None:
     answer = pack(
         stream,
@@ -216,7 +256,8 @@ def test_refused_msgpack_items_leave_the_others(stream: Stream) -> None:
 @each(
     ("value", "pointer"),
     [
-        ([2, []], "/0"),
+        ([2, []], "/1"),
+        ([3, []], "/0"),
         (["1", []], "/0"),
         ([1], ""),
         ([1, [], 3], ""),

@@ -1,6 +1,7 @@
 """Streams with several shards: one interface over all of them, and each by its number."""
 
 import json
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -331,6 +332,22 @@ def test_packed_batch_is_split_as_any_other(sharded: Stream) -> None:
     assert [one["shard"] for one in answer.json()["results"]] == [
         shard_number(f"k{at}") for at in range(30)
     ]
+
+
+def test_columns_are_split_and_answered_in_runs_of_shards(sharded: Stream) -> None:
+    numbers = struct.pack("<31I", *range(31))
+    subjects = [sharded.subject(f"k{at}") for at in range(30)]
+    kind = "application/vnd.msgpack"
+    answer = sharded.client.post(
+        f"{sharded.path}/messages",
+        content=msgspec.msgpack.encode([2, [subjects, numbers[:-4], numbers, b"x" * 30, None]]),
+        headers={"content-type": kind, "accept": kind},
+    )
+    assert answer.status_code == 201, answer.text
+    runs = msgspec.msgpack.decode(answer.content)["runs"]
+    found = [(run["shard"], run["first_seq"] + at) for run in runs for at in range(run["count"])]
+    assert [shard for shard, _ in found] == [shard_number(f"k{at}") for at in range(30)]
+    assert len(runs) < len(found) == len(set(found))
 
 
 def test_messages_are_erased_by_subject_from_all_shards_and_by_sequence_from_one(

@@ -1,5 +1,7 @@
 """What is told of each message: in order, and in the words of the declared result."""
 
+from itertools import pairwise
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,10 +10,12 @@ from hypothesis import strategies as st
 from contrail_api.publishing.results import (
     BatchResult,
     BatchResults,
+    BatchRuns,
     Result,
     all_stored,
     encode_lines,
     encode_results,
+    encode_runs,
     results_of,
 )
 from contrail_common import errors
@@ -41,7 +45,7 @@ def one_by_one(results: list[Result]) -> list[Result]:
 
 runs = st.builds(
     PubResult,
-    st.integers(1, 1 << 62),
+    st.integers(1, 1 << 62) | st.integers(1, 6),
     st.booleans(),
     count=st.integers(1, 5),
     shard=st.none() | st.integers(0, 63),
@@ -53,6 +57,25 @@ def test_runs_of_results_are_encoded_like_single_results(results: list[Result]) 
     expected = [told(each) for each in one_by_one(results)]
     assert encode_results(results) == msgspec.json.encode(BatchResults(expected))
     assert encode_lines(results) == msgspec.json.Encoder().encode_lines(expected)
+
+
+@given(st.lists(runs, max_size=5))
+def test_runs_in_msgpack_say_the_same_and_are_as_long_as_possible(results: list[Result]) -> None:
+    found = msgspec.msgpack.decode(encode_runs(results), type=BatchRuns).runs
+    said: list[BatchResult] = []
+    for run in found:
+        for at in range(run.count):
+            if isinstance(run.first_seq, int):
+                said.append(BatchResult(run.first_seq + at, run.duplicate, shard=run.shard))
+            else:
+                said.append(BatchResult(problem=run.problem))
+    assert said == [told(each) for each in one_by_one(results)]
+    for run, after in pairwise(found):
+        if isinstance(run.first_seq, int):
+            end = (run.first_seq + run.count, run.duplicate, run.shard)
+            assert end != (after.first_seq, after.duplicate, after.shard)
+        else:
+            assert run.problem != after.problem
 
 
 @given(st.lists(st.none() | st.booleans(), max_size=12))

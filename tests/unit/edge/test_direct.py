@@ -258,6 +258,9 @@ def batch(body: bytes, *lines: bytes, kind: bytes = b"application/json") -> byte
 
 
 ITEM = b'{"subject":"a.b","data":"x"}'
+COLUMNS = b"\x92\x02\x95\x91\xa3a.b\xc4\x08" + bytes(8) + b"\xc4\x0c" + bytes(4) + (
+    b"\1\0\0\0\2\0\0\0\xc4\2xx\xc0"
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -266,9 +269,9 @@ def direct_batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     streams = []
     publish_then = BatchPublish._publish_then
 
-    def counted(self: BatchPublish, stream: str, asked: Admitted, reply: Reply) -> None:
+    def counted(self: BatchPublish, stream: str, asked: Admitted, shown: str, reply: Reply) -> None:
         streams.append(stream)
-        publish_then(self, stream, asked, reply)
+        publish_then(self, stream, asked, shown, reply)
 
     monkeypatch.setattr(BatchPublish, "_publish_then", counted)
     return streams
@@ -279,6 +282,7 @@ def direct_batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         (b"application/json", b'{"messages":[%s,%s]}' % (ITEM, ITEM), True),
         (b"application/vnd.msgpack", b"\x92\x01\x92" + 2 * b"\x93\xa3a.b\xc0\xc4\x01x", True),
+        (b"application/vnd.msgpack", COLUMNS, True),
         (b"application/json; charset=utf-8", b'{"messages":[%s,%s]}' % (ITEM, ITEM), False),
         (b"application/x-ndjson", ITEM + b"\n" + ITEM, False),
     ],

@@ -258,6 +258,24 @@ def headers_in_columns(headers: Sequence[Headers | None]) -> AnyHeaders | None:
     return UniformHeaders(Texts.of(names), Texts.of(texts))
 
 
+def one_header(name: str, values: Texts) -> AnyHeaders:
+    """Return the headers of messages that have only this one, or none where the value is empty."""
+    names = Texts.of([name])
+    present = values.lengths() > 0
+    if present.all():
+        return UniformHeaders(names, values)
+    count = int(np.count_nonzero(present))
+    one_by_one = np.arange(count + 1, dtype=np.uint32)
+    return HeaderColumns(
+        entry_offsets=offsets_of(present.astype(np.uint32), values.count),
+        name_offsets=(one_by_one * np.uint32(len(names.heap))).tobytes(),
+        value_offsets=one_by_one.tobytes(),
+        text_offsets=values.select(np.flatnonzero(present)).offsets,
+        names=names.heap * count,
+        texts=values.heap,
+    )
+
+
 def _nested(headers: Sequence[Headers | None]) -> HeaderColumns:
     entries = [entry for each in headers if each for entry in each.items()]
     names = Texts.of([name for name, _ in entries])

@@ -3,7 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,6 +13,8 @@ from contrail_common.model import Expected, PublishMessage, Rollup
 from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
 
 _T = TypeVar("_T")
+
+_INDEX_BYTES: Final = 4
 
 
 class MessageBatch(msgspec.Struct, array_like=True, gc=False):
@@ -67,6 +69,27 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
     def count(self) -> int:
         """Number of messages."""
         return self.columns.count
+
+    def is_sound(self) -> bool:
+        """Return True if the columns of a batch from outside fit each other.
+
+        Storage does not check them again.
+        """
+        count, index = self.count, self.subject_index
+        if not count:
+            return True
+        return (
+            self.columns.is_sound()
+            and self.columns.seals is None  # only storage encrypts
+            and len(index) == _INDEX_BYTES * count
+            and int(as_u32(index).max()) < len(self.subjects)
+            and (self.ids is None or self.ids.is_sound(count))
+            and all(
+                0 <= at < count
+                for asked in (self.expected, self.rollups, self.ttls)
+                for at in asked or ()
+            )
+        )
 
     def sizes(self) -> I64Array:
         """Return roughly the bytes of each message: headers, payload, and the longest subject."""

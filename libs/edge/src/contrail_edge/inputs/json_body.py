@@ -34,7 +34,7 @@ _untyped: Final = msgspec.json.Decoder()
 class Decoder(Protocol[_T_co]):
     """A msgspec decoder, JSON or msgpack."""
 
-    def decode(self, buf: bytes, /) -> _T_co:
+    def decode(self, buf: bytes | memoryview, /) -> _T_co:
         """Return the decoded value."""
         ...
 
@@ -90,7 +90,7 @@ def decode_json(decoder: Decoder[_T_co], body: bytes) -> _T_co:
         raise malformed(error) from None
 
 
-def decode_part(decoder: Decoder[_T_co], part: bytes, at: str) -> _T_co:
+def decode_part(decoder: Decoder[_T_co], part: bytes | memoryview, at: str) -> _T_co:
     """Decode a part of a body, JSON or msgpack; ``at`` is its JSON Pointer.
 
     Raises the errors of :func:`decode_json`, but only looks at the part up to the first error.

@@ -15,7 +15,6 @@ from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
-from contrail_common.texts import as_u32
 from contrail_common.timings import Timings
 from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
@@ -441,7 +440,7 @@ class ServerConnection(FramedConnection):
         try:
             # Storage trusts the columns of a batch. It would find an error in them only when it
             # applies the entry, which must not fail.
-            if isinstance(content, MessageBatch) and not _is_sound(content):
+            if isinstance(content, MessageBatch) and not content.is_sound():
                 raise ApiError(errors.BAD_REQUEST, "the batch is damaged", applied=False)
             self._link.publish_then(stream, content, done)
         except ApiError as error:
@@ -559,23 +558,3 @@ def _context_of(frame: Frame) -> RequestContext:
 
 def _at_work(connection: ServerConnection) -> bool:
     return connection.busy + connection.waits > 0
-
-
-def _is_sound(batch: MessageBatch) -> bool:
-    """Return True if the columns fit each other; storage does not check them again."""
-    count = batch.count
-    if not count:
-        return True
-    index = batch.subject_index
-    return (
-        batch.columns.is_sound()
-        and batch.columns.seals is None  # only storage encrypts
-        and len(index) == as_u32(index).itemsize * count
-        and int(as_u32(index).max()) < len(batch.subjects)
-        and (batch.ids is None or batch.ids.is_sound(count))
-        and all(
-            0 <= at < count
-            for asked in (batch.expected, batch.rollups, batch.ttls)
-            for at in asked or ()
-        )
-    )

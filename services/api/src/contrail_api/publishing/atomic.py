@@ -10,13 +10,15 @@ from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.texts import as_u32
 from contrail_edge.http.problems import invalid_field
-from contrail_edge.http.responses import JSON, Response
+from contrail_edge.http.responses import Response
+from contrail_edge.inputs.negotiation import MSGPACK_TYPE
 from contrail_link.contract.publish import PublishAck
 
 # The first is the limit of JetStream. The second keeps the batch within one log entry.
 MESSAGES_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
 _encode: Final = msgspec.json.Encoder().encode
+_packer: Final = msgspec.msgpack.Encoder()
 
 
 class AtomicAck(msgspec.Struct):
@@ -93,7 +95,7 @@ def _problem(
     return None
 
 
-def atomic_answer(ack: PublishAck) -> Response:
+def atomic_answer(ack: PublishAck, form: str) -> Response:
     """Return 201 with the range of sequences; raise ApiError if nothing was stored."""
     for result in ack.results:
         if result.code:
@@ -103,5 +105,5 @@ def atomic_answer(ack: PublishAck) -> Response:
     answer = AtomicAck(ack.stream, first_seq, first_seq + count - 1, count)
     if ack.results and ack.results[0].shard is not None:
         answer.shard = ack.results[0].shard
-    body = _encode(answer)
-    return Response(201, body, JSON, [(b"durability", ack.durability.encode())])
+    body = _packer.encode(answer) if form == MSGPACK_TYPE else _encode(answer)
+    return Response(201, body, form.encode(), [(b"durability", ack.durability.encode())])

@@ -15,6 +15,7 @@ from contrail_api.publishing.results import (
     Result,
     all_stored,
     encode_results,
+    encode_runs,
     results_of,
 )
 from contrail_api.publishing.single import (
@@ -27,7 +28,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX
 from contrail_edge.http.problems import BatchResult
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import JSON, Answer, Response
+from contrail_edge.http.responses import Answer, Response
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.http.steps import Steps
 from contrail_edge.http.turns import Turn, in_turns
@@ -58,6 +59,7 @@ from contrail_link.publishing import publish
 DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
 """Bytes of a body, about two log entries, up to which a batch is answered directly."""
+_ANSWERS: Final = (JSON_TYPE, MSGPACK_TYPE)
 _FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
 _ITEMS_IN_STEP: Final = 64
 """Messages of a short body that are looked at in one step: one by one costs a quarter more."""
@@ -131,7 +133,14 @@ BATCH: Final = Operation(
     "`application/x-ndjson` has one message per line and is read as a stream. With "
     "`Accept: application/x-ndjson` the results are streamed back line by line; the "
     "status is 200 if the first results are sent before the last are known. "
-    "`application/vnd.msgpack` is `[1, [[subject, headers or nil, payload], ...]]`.",
+    "`application/vnd.msgpack` is `[1, [[subject, headers or nil, payload], ...]]` or, "
+    "for messages without headers, `[2, [subjects, subject_index, offsets, payload, ids "
+    "or nil]]`: distinct subjects, the index of each message's subject (u32), the offset "
+    "of each payload and of the end (u32), all payloads, and nil or `[offsets, texts]` "
+    "with an id for each message, empty for none; numbers are little-endian.\n\nWith "
+    "`Accept: application/vnd.msgpack` the results are runs of consecutive messages: "
+    '`{"runs": [{"count", "first_seq", "duplicate"?, "shard"?} or '
+    '{"count", "problem"}]}`.',
     query=BatchQuery,
     body={
         JSON_TYPE: BodyDoc(
@@ -208,13 +217,14 @@ class BatchPublish:
         form = content_type(request.headers.get(b"content-type"), _FORMS)
         stream = request.path_values["stream"]
         atomic = parse_query(request.query_string, BatchQuery).atomic
-        accept = request.headers.get(b"accept")
-        if form == NDJSON_TYPE and not atomic:
-            if acceptable(accept, (JSON_TYPE, NDJSON_TYPE)) == NDJSON_TYPE:
-                return await self._ndjson.publish_streaming(request, stream)
+        lines = form == NDJSON_TYPE and not atomic
+        offers = (*_ANSWERS, NDJSON_TYPE) if lines else _ANSWERS
+        shown = acceptable(request.headers.get(b"accept"), offers)
+        if shown == NDJSON_TYPE:
+            return await self._ndjson.publish_streaming(request, stream)
+        if lines:
             piece = await self._ndjson.publish_all(request, stream)
-            return _response(piece.results, piece.durability)
-        acceptable(accept, (JSON_TYPE,))
+            return _response(piece.results, piece.durability, shown)
         body = await request.body(self._body_bytes_max)
         if form == NDJSON_TYPE:
             # An atomic batch is stored as one, so it is not published in pieces.
@@ -222,16 +232,16 @@ class BatchPublish:
         else:
             asked = await in_turns(self._asked(form, body))
         if atomic:
-            return atomic_answer(await publish(self._link, stream, atomic_batch(asked)))
+            return atomic_answer(await publish(self._link, stream, atomic_batch(asked)), shown)
         ack = await publish(self._link, stream, asked.batch)
-        return _response(results_of(asked.refused, ack.results), ack.durability)
+        return _response(results_of(asked.refused, ack.results), ack.durability, shown)
 
     def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
         """Store the messages of ``body`` as :meth:`publish` does.
 
         The request has no query, and its content type is one of ``DIRECT_TYPES``.
         """
-        acceptable(request.headers.get(b"accept"), (JSON_TYPE,))
+        shown = acceptable(request.headers.get(b"accept"), _ANSWERS)
         stream = request.path_values["stream"]
         steps = self._asked(request.headers[b"content-type"].decode(), body)
         turn = Turn()
@@ -240,28 +250,32 @@ class BatchPublish:
             while not turn.over:
                 next(steps)
         except StopIteration as read:
-            self._publish_then(stream, read.value, reply)
+            self._publish_then(stream, read.value, shown, reply)
             return
-        task = asyncio.get_running_loop().create_task(self._publish_later(stream, steps, reply))
+        task = asyncio.get_running_loop().create_task(
+            self._publish_later(stream, steps, shown, reply)
+        )
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _publish_later(self, stream: str, steps: Steps[Admitted], reply: Reply) -> None:
+    async def _publish_later(
+        self, stream: str, steps: Steps[Admitted], shown: str, reply: Reply
+    ) -> None:
         try:
-            self._publish_then(stream, await in_turns(steps), reply)
+            self._publish_then(stream, await in_turns(steps), shown, reply)
         except ApiError as error:
             reply(error)
         except Exception:
             _log.exception("request_failed")
             reply(ApiError(errors.INTERNAL))
 
-    def _publish_then(self, stream: str, asked: Admitted, reply: Reply) -> None:
+    def _publish_then(self, stream: str, asked: Admitted, shown: str, reply: Reply) -> None:
         def done(outcome: PublishOutcome) -> None:
             if isinstance(outcome, ApiError):
                 reply(outcome)
             else:
                 results = results_of(asked.refused, outcome.results)
-                reply(_response(results, outcome.durability))
+                reply(_response(results, outcome.durability, shown))
 
         self._link.publish_then(stream, asked.batch, done)
 
@@ -298,7 +312,8 @@ class BatchPublish:
         return candidate(item, payload, self._payload_bytes_max)
 
 
-def _response(results: list[Result], durability: str) -> Response:
+def _response(results: list[Result], durability: str, shown: str) -> Response:
     status = 201 if all_stored(results) else 207
     headers = [(b"durability", durability.encode())]
-    return Response(status, encode_results(results), JSON, headers)
+    encode = encode_runs if shown == MSGPACK_TYPE else encode_results
+    return Response(status, encode(results), shown.encode(), headers)

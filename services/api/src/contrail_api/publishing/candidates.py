@@ -1,4 +1,4 @@
-"""Batches in msgpack: their wire forms, and checking them as a whole or message by message."""
+"""Batches in msgpack: their rows, and checking them as a whole or message by message."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Batches in msgpack: ``[version, [[subject, headers or nil, payload], ...]]``."""
+"""Batches in msgpack: ``[1, [[subject, headers or nil, payload], ...]]``, or columns (2)."""
 
 from contextlib import suppress
 from typing import Final
@@ -15,6 +15,7 @@ from contrail_api.publishing.candidates import (
     id_batch,
     uniform_batch,
 )
+from contrail_api.publishing.packed_columns import column_batch
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
@@ -25,8 +26,9 @@ from contrail_edge.inputs.json_body import decode_part
 from contrail_edge.inputs.message_items import Candidate, check_count, checked
 from contrail_edge.inputs.packed_steps import PackedParts
 
-_VERSION: Final = 1
-_USUAL_HEAD: Final = bytes((0x92, _VERSION))
+_ROWS: Final = 1
+_COLUMNS: Final = 2
+_USUAL_HEADS: Final = {bytes((0x92, form)): form for form in (_ROWS, _COLUMNS)}
 """First bytes of a batch: an array of two items, of which the first is the version."""
 _AT: Final = "/1"
 _SKIPPED_BYTES: Final = 2 << 20
@@ -53,7 +55,12 @@ _headers: Final = msgspec.msgpack.Decoder(Headers | None)
 
 def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
     """Return the messages of a body; raise ApiError if the whole body is refused."""
-    items = yield from _array(body)
+    version, items = yield from _versioned(body)
+    if version == _COLUMNS:
+        return (yield from column_batch(items, payload_bytes_max))
+    # The number of items comes before them: refuse too many tiny ones before decoding any.
+    head = PackedParts(items).array(0)
+    check_count(0 if head is None else head[0])
     # Most batches have no headers, or only ids. They are decoded faster. Decoding any other batch
     # this way fails at its first message, and the general form then reports what is wrong.
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -85,22 +92,21 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
     return (yield from admitted(found))
 
 
-def _array(body: bytes) -> Steps[memoryview]:
-    """Return the array of messages, which is not decoded yet."""
-    start = len(_USUAL_HEAD)
-    if not body.startswith(_USUAL_HEAD):
+def _versioned(body: bytes) -> Steps[tuple[int, memoryview]]:
+    """Return the version and the messages, which are not decoded yet."""
+    start = 2
+    version = _USUAL_HEADS.get(body[:start])
+    if version is None:
         parts = PackedParts(body)
         head = parts.array(0)
         if head is None or head[0] != 2:  # noqa: PLR2004 the version and the messages
             decode_part(_frame, body, "")
             raise ApiError(errors.MALFORMED_BODY, "Input data was truncated")
         [(at, start)] = yield from parts.spans(head[1], 1)
-        if decode_part(_version, body[at:start], "/0") != _VERSION:
-            raise invalid_field("/0", f"the batch version must be {_VERSION}")
-    # The number of items comes before them: refuse too many tiny ones before decoding any.
-    head = PackedParts(body).array(start)
-    check_count(0 if head is None else head[0])
-    return memoryview(body)[start:]
+        version = decode_part(_version, body[at:start], "/0")
+        if version not in _USUAL_HEADS.values():
+            raise invalid_field("/0", f"the batch version must be {_ROWS} or {_COLUMNS}")
+    return version, memoryview(body)[start:]
 
 
 def _raw(items: memoryview) -> Steps[list[_RawItem]]:

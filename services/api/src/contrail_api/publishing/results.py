@@ -1,4 +1,4 @@
-"""The result of each message of a batch, and its JSON form."""
+"""The result of each message of a batch: in JSON one by one, in msgpack in runs."""
 
 import functools
 from collections.abc import Sequence
@@ -7,12 +7,13 @@ from typing import Final
 import msgspec
 
 from contrail_common.errors import ApiError
-from contrail_edge.http.problems import BatchResult, Problems
+from contrail_edge.http.problems import BatchResult, Problem, Problems
 from contrail_link.contract.publish import PubResult
 
 Result = PubResult | ApiError
 """The outcome of a run of messages from storage, or the error of one that was not passed on."""
 _encoder: Final = msgspec.json.Encoder()
+_packer: Final = msgspec.msgpack.Encoder()
 
 
 class BatchResults(msgspec.Struct):
@@ -20,6 +21,26 @@ class BatchResults(msgspec.Struct):
 
     results: list[BatchResult]
     """Result of each message, in order."""
+
+
+class BatchRun(msgspec.Struct, omit_defaults=True, gc=False):
+    """The outcome of ``count`` consecutive messages of a batch.
+
+    They were stored with ascending sequences from ``first_seq`` on, or are ``duplicate``s of the
+    messages there. Or ``problem`` prevented each of them.
+    """
+
+    count: int
+    first_seq: int | msgspec.UnsetType = msgspec.UNSET
+    duplicate: bool = False
+    problem: Problem | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class BatchRuns(msgspec.Struct):
+    """The outcomes of the messages of a batch, in order."""
+
+    runs: list[BatchRun]
 
 
 def results_of(refused: dict[int, ApiError], answered: Sequence[PubResult]) -> list[Result]:
@@ -45,6 +66,35 @@ def encode_results(results: Sequence[Result]) -> bytes:
 def encode_lines(results: Sequence[Result]) -> bytes:
     """Return a line with the JSON of a :class:`BatchResult` for each message."""
     return _encode(results, b"\n") + b"\n" if results else b""
+
+
+def encode_runs(results: Sequence[Result]) -> bytes:
+    """Return the msgpack of a :class:`BatchRuns`, whose runs are as long as possible."""
+    problems = Problems()
+    runs: list[BatchRun] = []
+    for one in results:
+        run = _run(one, problems)
+        if runs and _continues(runs[-1], run):
+            runs[-1].count += run.count
+        else:
+            runs.append(run)
+    return _packer.encode(BatchRuns(runs))
+
+
+def _run(one: Result, problems: Problems) -> BatchRun:
+    if isinstance(one, ApiError):
+        return BatchRun(1, problem=problems.of(one))
+    if one.code:
+        return BatchRun(one.count, problem=problems.of(one))
+    shard = msgspec.UNSET if one.shard is None else one.shard
+    return BatchRun(one.count, one.seq, one.duplicate, shard=shard)
+
+
+def _continues(run: BatchRun, after: BatchRun) -> bool:
+    if run.first_seq is msgspec.UNSET or after.first_seq is msgspec.UNSET:
+        return run.first_seq is after.first_seq and run.problem == after.problem
+    same = (run.duplicate, run.shard) == (after.duplicate, after.shard)
+    return same and run.first_seq + run.count == after.first_seq
 
 
 def _encode(results: Sequence[Result], separator: bytes) -> bytes:
