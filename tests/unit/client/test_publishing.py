@@ -12,16 +12,29 @@ from contrail_client.operations import publishing
 from tests.support.each import each
 
 FSYNC = {"durability": "fsync"}
-MIXED = b"""{"results": [{"seq": 7, "duplicate": false}, {"problem": {"type": "urn:x",
-  "title": "wrong last sequence", "status": 412, "detail": "last is 7", "code": 10071,
-  "name": "wrong_last_sequence", "retryable": false, "errors": []}},
-  {"seq": 3, "duplicate": true}]}"""
+WRONG = {
+    "type": "urn:x",
+    "title": "wrong last sequence",
+    "status": 412,
+    "detail": "last is 7",
+    "code": 10071,
+    "name": "wrong_last_sequence",
+    "retryable": False,
+    "errors": [],
+}
+MIXED = msgspec.msgpack.encode(
+    {
+        "runs": [
+            {"count": 2, "first_seq": 7},
+            {"count": 1, "problem": WRONG},
+            {"count": 1, "first_seq": 3, "duplicate": True, "shard": 5},
+        ]
+    }
+)
 
 
-def batch_items(messages: list[Message]) -> list[list[object]]:
-    version, items = msgspec.msgpack.decode(publishing.publish_batch("S", messages).request.body)
-    assert version == 1
-    return items
+def batch_body(messages: list[Message]) -> list[object]:
+    return msgspec.msgpack.decode(publishing.publish_batch("S", messages).request.body)
 
 
 def test_single_publish_sends_the_payload_as_the_body() -> None:
@@ -87,43 +100,66 @@ def test_batch_is_the_documented_msgpack() -> None:
     message = Message("a.b", b"x", {"N": ["v"]})
     request = publishing.publish_batch("S", [message]).request
     assert request.body == b"\x92\x01\x91\x93\xa3a.b\x81\xa1N\x91\xa1v\xc4\x01x"
-    assert request.headers == (("Content-Type", "application/vnd.msgpack"),)
+    kind = "application/vnd.msgpack"
+    assert request.headers == (("Content-Type", kind), ("Accept", kind))
     assert (request.path, request.query) == ("/v1/streams/S/messages", ())
 
 
-def test_batch_item_without_headers_has_nil() -> None:
-    assert batch_items([Message("a", "x")]) == [["a", None, b"x"]]
-
-
-def test_batch_item_carries_id_and_expectations_as_headers() -> None:
-    message = Message("a", msg_id="1", expected=Expected(last_subject_seq=4))
-    assert batch_items([message]) == [
-        ["a", {"Nats-Msg-Id": ["1"], "Nats-Expected-Last-Subject-Sequence": ["4"]}, b""]
+def test_batch_without_headers_is_columns() -> None:
+    assert batch_body([Message("a", "x"), Message("b", "ü"), Message("a")]) == [
+        2,
+        [["a", "b"], u32(0, 1, 0), u32(0, 1, 3, 3), "xü".encode(), None],
     ]
+    with_ids = [Message("a", msg_id="é"), Message("a"), Message("a", msg_id="2")]
+    assert batch_body(with_ids) == [
+        2,
+        [["a"], u32(0, 0, 0), u32(0, 0, 0, 0), b"", [u32(0, 2, 2, 3), "é2".encode()]],
+    ]
+    assert batch_body([]) == [2, [[], b"", u32(0), b"", None]]
+
+
+def u32(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
+@each(
+    ("message", "headers"),
+    [
+        (
+            Message("a", msg_id="1", expected=Expected(last_subject_seq=4)),
+            {"Nats-Msg-Id": ["1"], "Nats-Expected-Last-Subject-Sequence": ["4"]},
+        ),
+        (Message("a", ttl="5s"), {"Nats-TTL": ["5s"]}),
+        (Message("a", msg_id=""), {"Nats-Msg-Id": [""]}),
+    ],
+)
+def test_batch_with_other_headers_is_rows(message: Message, headers: object) -> None:
+    assert batch_body([Message("a", "x"), message]) == [1, [["a", None, b"x"], ["a", headers, b""]]]
 
 
 def test_batch_results_keep_the_order_of_the_messages() -> None:
-    call = publishing.publish_batch("S", [Message("a"), Message("b"), Message("c")])
+    call = publishing.publish_batch("S", [Message(subject) for subject in "abcd"])
     result = conclude(call, Answer(207, FSYNC, MIXED))
-    first, second, third = result.results
+    first, second, third, fourth = result.results
     assert first == PubAck("S", 7, duplicate=False, durability="fsync")
-    assert isinstance(second, ApiProblem)
-    assert (second.status, second.code) == (412, 10071)
-    assert third == PubAck("S", 3, duplicate=True, durability="fsync")
-    assert result.refused == {1: second}
+    assert second == PubAck("S", 8, duplicate=False, durability="fsync")
+    assert isinstance(third, ApiProblem)
+    assert (third.status, third.code) == (412, 10071)
+    assert fourth == PubAck("S", 3, duplicate=True, durability="fsync", shard=5)
+    assert result.refused == {2: third}
     with pytest.raises(ApiProblem, match="wrong_last_sequence"):
         result.raise_refused()
 
 
 def test_batch_stored_whole_has_nothing_to_raise() -> None:
-    body = b'{"results": [{"seq": 1, "duplicate": false}]}'
+    body = msgspec.msgpack.encode({"runs": [{"count": 1, "first_seq": 1}]})
     result = conclude(publishing.publish_batch("S", [Message("a")]), Answer(201, FSYNC, body))
     result.raise_refused()
     assert result.refused == {}
 
 
 def test_batch_answer_of_another_length_is_unexpected() -> None:
-    with pytest.raises(UnexpectedAnswer, match="3 results for 1 messages"):
+    with pytest.raises(UnexpectedAnswer, match="4 results for 1 messages"):
         conclude(publishing.publish_batch("S", [Message("a")]), Answer(207, FSYNC, MIXED))
 
 

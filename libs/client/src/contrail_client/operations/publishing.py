@@ -1,12 +1,15 @@
 """Calls that publish."""
 
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final, cast
 
 import msgspec
 
 from contrail_client.calls import (
+    JSON,
     MSGPACK,
     Answer,
     Call,
@@ -23,8 +26,9 @@ from contrail_client.models import AtomicAck, BatchResult, Message, PubAck
 
 BATCH_MESSAGES: Final = 1_000
 BATCH_BYTES: Final = 4 << 20
-BATCH_FORMAT: Final = 1
-"""The format version, which is the first item of a msgpack batch."""
+BATCH_ROWS: Final = 1
+BATCH_COLUMNS: Final = 2
+"""The form of a msgpack batch, which is its first item."""
 
 _HEADER_NAME: Final = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _EXPECTED_HEADERS: Final = {
@@ -41,15 +45,24 @@ class _Ack(msgspec.Struct):
     seq: int = 0
     duplicate: bool = False
     shard: int | None = None
+
+
+class _Run(msgspec.Struct):
+    """The outcome of `count` consecutive messages; sequences ascend from `first_seq`."""
+
+    count: int
+    first_seq: int = 0
+    duplicate: bool = False
+    shard: int | None = None
     problem: dict[str, Any] | None = None
 
 
-class _Acks(msgspec.Struct):
-    results: list[_Ack]
+class _Runs(msgspec.Struct):
+    runs: list[_Run]
 
 
 _ack = json_as(_Ack)
-_acks = json_as(_Acks)
+_runs = msgspec.msgpack.Decoder(_Runs)
 _atomic_ack = json_as(AtomicAck)
 
 
@@ -83,13 +96,14 @@ def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]
 
     def parse(answer: Answer) -> BatchResult:
         durability = answer.headers.get("durability", "")
-        results = tuple(_result(stream, ack, durability) for ack in _acks(answer).results)
+        runs = _runs.decode(answer.body).runs
         # Results are matched by position, so a missing one would confirm the wrong messages.
-        if len(results) != len(messages):
-            raise ValueError(f"{len(results)} results for {len(messages)} messages")
-        return BatchResult(results)
+        count = sum(run.count for run in runs)
+        if count != len(messages):
+            raise ValueError(f"{count} results for {len(messages)} messages")
+        return BatchResult(tuple(one for run in runs for one in _results(stream, run, durability)))
 
-    return _batch(stream, messages, parse)
+    return _batch(stream, messages, parse, accept=MSGPACK)
 
 
 def publish_atomic(stream: str, messages: Sequence[Message]) -> Call[AtomicAck]:
@@ -122,20 +136,43 @@ def _batch(
     messages: Sequence[Message],
     parse: Callable[[Answer], T],
     *,
+    accept: str = JSON,
     atomic: bool | None = None,
 ) -> Call[T]:
-    items = [
-        (message.subject, message_headers(message), payload_bytes(message))
-        for message in _checked(messages)
-    ]
     request = Request(
         "POST",
         path_of("streams", stream, "messages"),
         query=query_items({"atomic": atomic}),
-        headers=(("Content-Type", MSGPACK),),
-        body=msgspec.msgpack.encode((BATCH_FORMAT, items)),
+        headers=(("Content-Type", MSGPACK), ("Accept", accept)),
+        body=_packed(_checked(messages)),
     )
     return Call(request, parse, repeatable=all(each.msg_id is not None for each in messages))
+
+
+def _packed(messages: Sequence[Message]) -> bytes:
+    """The body of a batch: columns if no message has more than an id, which the server prefers."""
+    # The empty id of a row is stored as a header; in columns it means that there is none.
+    if any(
+        each.headers or each.msg_id == "" or each.expected is not None or each.ttl is not None
+        for each in messages
+    ):
+        rows = [(each.subject, message_headers(each), payload_bytes(each)) for each in messages]
+        return msgspec.msgpack.encode((BATCH_ROWS, rows))
+    numbers: dict[str, int] = {}
+    index = [numbers.setdefault(each.subject, len(numbers)) for each in messages]
+    ids = [(each.msg_id or "").encode() for each in messages]
+    offsets, payload = _joined([payload_bytes(each) for each in messages])
+    columns = (list(numbers), _u32(index), offsets, payload, _joined(ids) if any(ids) else None)
+    return msgspec.msgpack.encode((BATCH_COLUMNS, columns))
+
+
+def _joined(values: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Where each value begins and the last one ends, and all of them as one."""
+    return _u32([0, *accumulate(map(len, values))]), b"".join(values)
+
+
+def _u32(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
 
 
 def _one_ack(answer: Answer) -> PubAck:
@@ -144,10 +181,11 @@ def _one_ack(answer: Answer) -> PubAck:
     return PubAck(ack.stream, ack.seq, ack.duplicate, durability, ack.shard)
 
 
-def _result(stream: str, ack: _Ack, durability: str) -> PubAck | ApiProblem:
-    if ack.problem is not None:
-        return item_problem(ack.problem)
-    return PubAck(ack.stream or stream, ack.seq, ack.duplicate, durability, ack.shard)
+def _results(stream: str, run: _Run, durability: str) -> list[PubAck | ApiProblem]:
+    if run.problem is not None:
+        return [item_problem(run.problem) for _ in range(run.count)]
+    seqs = range(run.first_seq, run.first_seq + run.count)
+    return [PubAck(stream, seq, run.duplicate, durability, run.shard) for seq in seqs]
 
 
 def payload_bytes(message: Message) -> bytes:
