@@ -19,7 +19,7 @@ from tests.bench import (
     peer_redis,
 )
 from tests.bench.figures import Beside, Case
-from tests.bench.http_scripts import JSON, NDJSON, PAYLOAD_BYTES
+from tests.bench.http_scripts import COLUMNS, JSON, NDJSON, PAYLOAD_BYTES
 
 _KIB: Final = 1 << 10
 _BATCH: Final = 1_000
@@ -120,8 +120,31 @@ _PUBLISHING: Final = (
         "batch-ids",
         "batches of 1,000 with message ids, msgpack, 4 connections",
         "msg/s",
-        cases_publish.batches_with_ids,
+        cases_publish.BatchedWithIds(),
         beside=(Beside("batch-1000", 1, "the same without ids", aim=0.8),),
+    ),
+    Case(
+        "columns-1000",
+        "batches of 1,000, msgpack in columns, 4 connections",
+        "msg/s",
+        cases_publish.Batched(_BATCH, COLUMNS),
+        aim=1_000_000,
+        beside=(_DISK_256K, Beside("batch-1000", 1, "rows")),
+    ),
+    Case(
+        "columns-100",
+        "batches of 100, msgpack in columns, 4 connections",
+        "msg/s",
+        cases_publish.Batched(100, COLUMNS),
+        aim=300_000,
+        beside=(Beside("batch-100", 1, "rows"),),
+    ),
+    Case(
+        "columns-ids",
+        "batches of 1,000 with message ids, msgpack in columns, 4 connections",
+        "msg/s",
+        cases_publish.BatchedWithIds(COLUMNS),
+        beside=(Beside("columns-1000", 1, "the same without ids", aim=0.8),),
     ),
     Case(
         "batch-1k",

@@ -59,29 +59,33 @@ class Batched:
     """Batches over four connections."""
 
     size: int
-    content_type: str = MSGPACK
+    form: str = MSGPACK
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages a second."""
         return published(
             bench,
-            lambda stream, prefix: Batches(
-                stream, prefix, self.size, BATCH_CONNECTIONS, self.content_type
-            ),
+            lambda stream, prefix: Batches(stream, prefix, self.size, BATCH_CONNECTIONS, self.form),
             timed=True,
         )
 
 
-def batches_with_ids(bench: Bench) -> Measured:
-    """Batches of 1,000 msgpack messages, each with an id of its own: messages a second."""
-    count = bench.scale.messages // 4 // FILL_BATCH
-    return published(
-        bench,
-        lambda stream, prefix: Batches(
-            stream, prefix, FILL_BATCH, BATCH_CONNECTIONS, count=count, ids=True
-        ),
-        timed=False,
-    )
+@dataclass(frozen=True, slots=True)
+class BatchedWithIds:
+    """Batches of 1,000 msgpack messages, each with an id of its own."""
+
+    form: str = MSGPACK
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Messages a second."""
+        count = bench.scale.messages // 4 // FILL_BATCH
+        return published(
+            bench,
+            lambda stream, prefix: Batches(
+                stream, prefix, FILL_BATCH, BATCH_CONNECTIONS, self.form, count=count, ids=True
+            ),
+            timed=False,
+        )
 
 
 def held_kib_batches(bench: Bench) -> Measured:

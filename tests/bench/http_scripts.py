@@ -3,6 +3,7 @@
 import itertools
 import random
 import string
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,8 @@ JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/vnd.msgpack"
 BYTES: Final = "application/octet-stream"
+COLUMNS: Final = "columns"
+"""The form of a batch in msgpack that consists of columns, answered in runs."""
 _LENGTH: Final = b"\r\ncontent-length: "
 _PULL_EXPIRES: Final = "5s"
 _VARIANTS: Final = 4_000
@@ -110,17 +113,18 @@ class Batches:
     prefix: str
     size: int
     connections: int
-    content_type: str = MSGPACK
+    form: str = MSGPACK
     count: int | None = None
     ids: bool = False
     payload_bytes: int = PAYLOAD_BYTES
 
     def __call__(self) -> Sequence[Script]:
         """The scripts of the connections, which share the batches."""
-        encode = _ENCODERS[self.content_type]
+        encode = _ENCODERS[self.form]
         path = f"/v1/streams/{self.stream}/messages"
+        kind, accept = (MSGPACK, MSGPACK) if self.form == COLUMNS else (self.form, "*/*")
         requests: Iterable[bytes] = [
-            http_request(path, self.content_type, encode(items)) for items in self._item_lists()
+            http_request(path, kind, encode(items), accept) for items in self._item_lists()
         ]
         if not self.ids:
             again = itertools.cycle(requests)
@@ -170,6 +174,24 @@ def msgpack_batch(items: list[Item]) -> bytes:
     return msgspec.msgpack.encode((1, items))
 
 
+def _columns(items: list[Item]) -> bytes:
+    subjects = list(dict.fromkeys(subject for subject, _, _ in items))
+    index = [subjects.index(subject) for subject, _, _ in items]
+    ids = [headers["Nats-Msg-Id"][0].encode() for _, headers, _ in items if headers]
+    columns = (
+        subjects,
+        struct.pack(f"<{len(index)}I", *index),
+        *_joined([payload for _, _, payload in items]),
+        _joined(ids) if ids else None,
+    )
+    return msgspec.msgpack.encode((2, columns))
+
+
+def _joined(values: list[bytes]) -> tuple[bytes, bytes]:
+    offsets = itertools.accumulate(map(len, values), initial=0)
+    return struct.pack(f"<{len(values) + 1}I", *offsets), b"".join(values)
+
+
 def _objects(items: list[Item]) -> list[dict[str, Any]]:
     return [{"subject": subject, "data": payload.decode()} for subject, _, payload in items]
 
@@ -184,6 +206,7 @@ def _ndjson(items: list[Item]) -> bytes:
 
 _ENCODERS: Final[dict[str, Callable[[list[Item]], bytes]]] = {
     MSGPACK: msgpack_batch,
+    COLUMNS: _columns,
     JSON: _json,
     NDJSON: _ndjson,
 }
