@@ -222,6 +222,12 @@ def _batches() -> Iterator[Ask]:
     yield Ask("POST", batch, 400, content=b"\xc1", headers=_MSGPACK)
     yield Ask("POST", batch, 422, content=msgspec.msgpack.encode({}), headers=_MSGPACK)
     yield Ask("POST", f"{batch}?atomic=true", 422, json={"messages": good[1:]})
+    columns = [2, [["s.a"], bytes(4), b"\0\0\0\0\1\0\0\0", b"x", None]]
+    for headers in ({}, _AS_MSGPACK):
+        yield Ask(
+            "POST", batch, 201, content=msgspec.msgpack.encode(columns),
+            headers={"content-type": "application/vnd.msgpack", **headers},
+        )  # fmt: skip
     yield Ask("POST", batch, 400, content=b"{", headers={"content-type": "application/json"})
     yield Ask("POST", batch, 415, content=b"{}", headers={"content-type": "text/plain"})
     yield Ask("POST", batch, 422, json={"messages": [{"data": "x"}]})
@@ -265,6 +271,13 @@ def _reads() -> Iterator[Ask]:
     yield Ask("GET", f"{one}?from_seq=2", 200, headers=_AS_EVENTS, events=2)
     yield Ask("GET", one, 200, headers={**_AS_EVENTS, "last-event-id": "4"}, events=1)
     yield Ask("GET", one, 422, headers={**_AS_EVENTS, "last-event-id": "x"})
+    many = f"{one}/get"
+    yield Ask("POST", many, 200, json={"seqs": [3, 99999, 1]})
+    yield Ask("POST", f"{many}?payload=base64", 200, json={"subjects": ["s.b", "s.none"]})
+    yield Ask("POST", f"{many}?consistency=any", 200, json={"seqs": [1]}, headers=_AS_MSGPACK)
+    yield Ask("POST", many, 422, json={"seqs": []})
+    yield Ask("POST", many, 406, json={"seqs": [1]}, headers={"accept": "image/png"})
+    yield Ask("POST", "/v1/streams/none/messages/get", 404, json={"seqs": [1]})
     for path, query, bad in (
         ("last", "?subject=s.a", "?subject=a..b"), ("last", "?subject=s.*&limit=2", "?limit=0"),
         ("last", "?up_to_seq=3", "?up_to_time=now"), ("subjects", "?filter=s.*", "?limit=x"),

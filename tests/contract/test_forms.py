@@ -38,6 +38,7 @@ READ_FIRST: Final = {
     "PATCH /v1/streams/{stream}", "PATCH /v1/streams/{stream}/consumers/{consumer}",
     "POST /v1/streams/{stream}/seal", "PUT /v1/streams/{stream}/restore",
     "POST /v1/streams/{stream}/consumers/{consumer}/next",
+    "POST /v1/streams/{stream}/messages/get",
 }  # fmt: skip
 """Operations whose first call to storage stores nothing, or nothing that the client has seen."""
 NOT_APPLIED: Final = (503, "not_ready")

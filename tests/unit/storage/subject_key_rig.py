@@ -10,7 +10,13 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_link.contract.consume import PullRequest
-from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest, pieces_of
+from contrail_link.contract.read import (
+    LastRequest,
+    ManyRequest,
+    RangeRequest,
+    ReplayRequest,
+    pieces_of,
+)
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from tests.support.folders import files_with
@@ -83,6 +89,11 @@ async def _literal(link: LocalLink, stream: str, subjects: list[str]) -> Seen:
     return _taken(messages)
 
 
+async def _many(link: LocalLink, stream: str, **asked: Any) -> Seen:
+    found = await link.get_messages(ManyRequest(stream=stream, **asked))
+    return _taken([one for one in found.messages if one is not None])
+
+
 async def _replayed(link: LocalLink, stream: str, form: Any) -> Seen:
     chunks = await link.replay(ReplayRequest(stream=stream, format=form))
     data = b"".join([bytes(piece) async for chunk in chunks for piece in pieces_of(chunk)])
@@ -124,6 +135,8 @@ async def everything(link: LocalLink, stream: str = "S") -> dict[str, Seen]:
         "range": _taken(page.messages),
         "last": await _last(link, stream),
         "last of each": await _literal(link, stream, subjects),
+        "many": await _many(link, stream, seqs=list(range(1, state.last_seq + 1))),
+        "last of many": await _many(link, stream, subjects=subjects) if subjects else {},
         "arrow": await _replayed(link, stream, "arrow"),
         "ndjson": await _replayed(link, stream, "ndjson"),
         "pulled": await _pulled(link, stream),

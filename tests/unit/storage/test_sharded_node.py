@@ -18,7 +18,13 @@ from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import Expected, PublishMessage
 from contrail_common.partition import shard_of
 from contrail_link.contract.publish import PubResult
-from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
+from contrail_link.contract.read import (
+    LastRequest,
+    ManyRequest,
+    RangeRequest,
+    ReplayPlanRequest,
+    ReplayRequest,
+)
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -203,6 +209,7 @@ def test_sequences_need_a_shard_and_cursors_the_stream(tmp_path: Path) -> None:
             await refused(link.deleted_ranges("S", 9, "", shard), invalid, "shard")
         await refused(link.read_range(RangeRequest(stream="S", from_seq=1)), invalid, "shard")
         await refused(link.last_messages(LastRequest(stream="S", up_to_seq=1)), invalid, "shard")
+        await refused(link.get_messages(ManyRequest(stream="S", seqs=[1])), invalid, "shard")
         plan = ReplayPlanRequest(stream="S", from_seq=1)
         await refused(link.replay_plan(plan), invalid, "shard")
         await refused(link.replay(ReplayRequest(stream="S")), invalid, "shard")
@@ -245,7 +252,18 @@ def test_reads_of_all_shards_select_as_reads_of_one_do(tmp_path: Path) -> None:
         assert [name for name, _ in counts + more] == [f"a.{key}" for key in range(7)]
         assert sum(count for _, count in counts + more) == 60
         assert end is None
+        newest = {one.subject: one for one in everything}
+        subjects = [f"a.{key % 9}" for key in range(30)]
+        many = await link.get_messages(ManyRequest(stream="S", subjects=subjects))
+        assert many.messages == [newest.get(subject) for subject in subjects]
+        some = await link.get_messages(ManyRequest(stream="S", subjects=subjects, max_bytes=6))
+        assert some.left_out
+        for at, one in enumerate(some.messages):
+            assert one == (None if at in some.left_out else newest.get(subjects[at]))
         shard = everything[0].shard
+        asked = ManyRequest(stream="S", seqs=[3, 99, 1], shard=shard)
+        own = {one.seq: one for one in everything if one.shard == shard}
+        assert (await link.get_messages(asked)).messages == [own.get(3), None, own[1]]
         one = await link.read_range(RangeRequest(stream="S", shard=shard, from_seq=2))
         assert one.messages == [each for each in everything if each.shard == shard][1:]
         assert not one.cursor

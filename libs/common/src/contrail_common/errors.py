@@ -94,6 +94,13 @@ SHARDED_UNSUPPORTED: Final = _register(
 
 # Messages ----------------------------------------------------------------------------------------
 MESSAGE_NOT_FOUND: Final = _register(10037, "message_not_found", 404, "no message found")
+MESSAGE_LEFT_OUT: Final = _register(
+    20009,
+    "message_left_out",
+    413,
+    "the answer has no room for this message; ask for it in another request",
+    retryable=True,
+)
 SEQUENCE_NOT_FOUND: Final = _register(10043, "sequence_not_found", 404, "sequence not found")
 NO_STREAM_FOR_SUBJECT: Final = _register(
     20001, "no_stream_for_subject", 404, "no stream captures the subject"

@@ -8,6 +8,7 @@ from contrail_api.publishing.batch import BatchPublish
 from contrail_api.publishing.single import SinglePublish
 from contrail_api.reading.events import Events
 from contrail_api.reading.listings import Listings
+from contrail_api.reading.many import ManyMessageReads
 from contrail_api.reading.one_message import OneMessage
 from contrail_api.reading.ranges import Ranges
 from contrail_api.reading.replay import Replays
@@ -27,6 +28,8 @@ def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
         routes=(
             *SinglePublish(link, settings).routes(),
             *BatchPublish(link, settings).routes(),
+            # Before single messages: its path would be one of them.
+            *ManyMessageReads(link).routes(),
             *OneMessage(link).routes(),
             *Ranges(link).routes(),
             *Listings(link).routes(),

@@ -28,6 +28,8 @@ from contrail_link.contract.read import (
     Chunk,
     DeletedRanges,
     LastRequest,
+    ManyRequest,
+    ManyResult,
     Pieces,
     PinnedReplay,
     RangeRequest,
@@ -46,6 +48,7 @@ from contrail_storage.node import StorageNode
 from contrail_storage.node_view import view_of
 from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, changes, reads
 from contrail_storage.reading.last_reader import LastReader
+from contrail_storage.reading.many_reads import ManyReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
@@ -66,7 +69,8 @@ class LocalLink:
     def __init__(self, node: StorageNode) -> None:
         self._node = node
         self._last_reader = LastReader(node.reader)
-        self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer)
+        many_reader = ManyReader(node.blocks, node.reader)
+        self._sharded = ShardedReader(node.reader, self._last_reader, node.replayer, many_reader)
         self._used_tickets = UsedTickets(time.time_ns())
         self.deadline = AnswerDeadline(node.publish_timeout_s, self._log_progress)
 
@@ -265,6 +269,14 @@ class LocalLink:
         """One message."""
         one = (await self._confirmed(stream, replica, shard)).sound_shard(shard)
         return with_shard(one, await self._node.reader.get(one, seq))
+
+    @reads
+    async def get_messages(self, request: ManyRequest) -> ManyResult:
+        """Many messages at once."""
+        stream = await self._confirmed(request.stream, request.replica, request.shard)
+        if request.subjects:
+            return await self._sharded.newest(stream.sound_shards(request.shard), request)
+        return await self._sharded.get_messages(stream.sound_shard(request.shard), request)
 
     @reads
     async def read_range(self, request: RangeRequest) -> RangeResult:

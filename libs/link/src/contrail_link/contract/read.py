@@ -72,6 +72,31 @@ class LastRequest(msgspec.Struct, frozen=True, kw_only=True):
     replica: str = ""
 
 
+class ManyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages with these ``seqs`` of one ``shard``, or the newest of each of the ``subjects``.
+
+    Subjects are literal. Messages are left out once the others have ``max_bytes`` bytes of headers
+    and payload, but never all of them.
+    """
+
+    stream: str
+    seqs: list[int] = []
+    subjects: list[str] = []
+    max_bytes: int = 4 << 20
+    shard: int | None = None
+    replica: str = ""
+
+
+class ManyResult(msgspec.Struct, frozen=True):
+    """The messages in the order of the request, None for one that is not there or is left out.
+
+    ``left_out`` are the positions for which there was no room, ascending.
+    """
+
+    messages: list[StoredMessage | None]
+    left_out: list[int]
+
+
 class DeletedRanges(msgspec.Struct, frozen=True):
     """Deleted sequences as ascending (first, last); ``next_token`` is None on the last page."""
 
@@ -170,6 +195,11 @@ class ReadLink(Protocol):
         ``shard`` is required if the stream has several, as in all methods that take sequences;
         INVALID_FIELD if it is missing or unknown.
         """
+        ...
+
+    @remote(26, REPEAT, to=leader_of("request.stream"))
+    async def get_messages(self, request: ManyRequest) -> ManyResult:
+        """Return many messages at once."""
         ...
 
     @remote(10, REPEAT, to=leader_of("request.stream"), wait_ns=lambda request: request.wait_ns)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
 
 from contrail_common import errors
 from contrail_common.columns.blocks import message_size
@@ -22,6 +23,8 @@ from contrail_common.partition import SHARDS_MAX
 from contrail_common.timeunits import INT64_MAX
 from contrail_link.contract.read import (
     LastRequest,
+    ManyRequest,
+    ManyResult,
     PinnedReplay,
     RangeRequest,
     RangeResult,
@@ -29,6 +32,7 @@ from contrail_link.contract.read import (
     ReplaySplit,
 )
 from contrail_storage.reading.last_reader import LastReader
+from contrail_storage.reading.many_reads import ManyReader, Room
 from contrail_storage.reading.page_tokens import (
     decode_state,
     decode_token,
@@ -57,10 +61,39 @@ _Seq = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 class ShardedReader:
     """Reads all shards of a stream together, through the readers of one."""
 
-    def __init__(self, reader: Reader, last_reader: LastReader, replayer: Replayer) -> None:
+    def __init__(
+        self, reader: Reader, last_reader: LastReader, replayer: Replayer, many_reader: ManyReader
+    ) -> None:
         self._reader = reader
         self._last_reader = last_reader
         self._replayer = replayer
+        self._many_reader = many_reader
+
+    # Many at once --------------------------------------------------------------------------------
+
+    async def get_messages(self, shard: Shard, request: ManyRequest) -> ManyResult:
+        """Return the messages of one shard with the sequences of the request."""
+        seqs = np.array(request.seqs, np.int64)
+        many = await self._many_reader.read(shard, seqs, Room(request.max_bytes))
+        return ManyResult(_numbered(shard, many.found), sorted(many.left_out))
+
+    async def newest(self, shards: Sequence[Shard], request: ManyRequest) -> ManyResult:
+        """Return the newest message of each subject of the request, each from its own shard."""
+        by_shard: dict[int, list[int]] = {}
+        for at, subject in enumerate(request.subjects):
+            one = concerned(shards, subject)[0] if len(shards) > 1 else shards[0]
+            by_shard.setdefault(shards.index(one), []).append(at)
+        room = Room(request.max_bytes)
+        found: list[StoredMessage | None] = [None] * len(request.subjects)
+        left_out: list[int] = []
+        for number, positions in by_shard.items():
+            subjects = [request.subjects[at] for at in positions]
+            many = await self._many_reader.newest(shards[number], subjects, room)
+            messages = _numbered(shards[number], many.found)
+            for at, message in zip(positions, messages, strict=True):
+                found[at] = message
+            left_out += [positions[at] for at in many.left_out]
+        return ManyResult(found, sorted(left_out))
 
     # Ranges --------------------------------------------------------------------------------------
 
@@ -212,6 +245,13 @@ def with_shards(shard: Shard, messages: list[StoredMessage]) -> list[StoredMessa
 def with_shard(shard: Shard, message: StoredMessage) -> StoredMessage:
     """Add the shard number to one message, as :func:`with_shards` does."""
     return with_shards(shard, [message])[0]
+
+
+def _numbered(shard: Shard, found: list[StoredMessage | None]) -> list[StoredMessage | None]:
+    """Add the shard number to the messages that are there, as :func:`with_shards` does."""
+    if shard.machine.record is None or shard.machine.config.shards == 1:
+        return found
+    return [one if one is None else with_shard(shard, one) for one in found]
 
 
 class _ShardRun:
