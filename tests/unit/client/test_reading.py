@@ -1,6 +1,8 @@
 """Calls that read and delete messages."""
 
 from contrail_client.calls import Answer, conclude
+from contrail_client.errors import ApiProblem
+from contrail_client.models import StoredMessage
 from contrail_client.operations import reading
 
 TEXT = b"""{"stream": "S", "seq": 4, "subject": "a.b", "time": "2026-01-31T08:00:00.500000001Z",
@@ -27,6 +29,23 @@ def test_text_payload_becomes_its_bytes() -> None:
 def test_binary_payload_is_decoded() -> None:
     message = conclude(reading.get_message("S", 5), Answer(200, {}, BINARY))
     assert (message.payload, message.headers) == (b"\x00\xff", {})
+
+
+def test_many_messages_are_read_with_the_problems_of_some() -> None:
+    call = reading.get_messages("S", seqs=range(4, 7), subjects=None, shard=1)
+    request = call.request
+    assert (request.method, request.path) == ("POST", "/v1/streams/S/messages/get")
+    assert (request.query, request.body) == ((("shard", "1"),), b'{"seqs":[4,5,6]}')
+    assert call.repeatable
+    problem = b'{"problem": {"status": 404, "code": 10037, "name": "message_not_found"}}'
+    body = b'{"results": [' + b",".join([TEXT, problem, BINARY]) + b"]}"
+    first, missing, last = conclude(call, Answer(200, {}, body))
+    assert isinstance(first, StoredMessage)
+    assert isinstance(missing, ApiProblem)
+    assert isinstance(last, StoredMessage)
+    assert (first.seq, missing.name, last.payload) == (4, "message_not_found", b"\x00\xff")
+    newest = reading.get_messages("S", seqs=None, subjects=["a", "b"])
+    assert newest.request.body == b'{"subjects":["a","b"]}'
 
 
 def test_range_is_read_with_its_continuation() -> None:

@@ -28,7 +28,7 @@ from contrail_client.calls import Call, Page, Retries, T
 from contrail_client.cluster import ClusterState
 from contrail_client.concurrency import in_order
 from contrail_client.configs import ConsumerConfig, StreamConfig
-from contrail_client.errors import Conflict, ContrailError, NotFound
+from contrail_client.errors import ApiProblem, Conflict, ContrailError, NotFound
 from contrail_client.live.blocking import Connection, OrderedReader, Publisher, Subscription
 from contrail_client.live.feed import CREDIT_BYTES, CREDIT_MSGS
 from contrail_client.live.ordered import GapHandler, Start
@@ -438,6 +438,25 @@ class Contrail(ArrowReplays):
     ) -> StoredMessage:
         """One message by its sequence."""
         call = reading.get_message(stream, seq, shard=shard, consistency=consistency)
+        return self._transport.run(call)
+
+    def get_messages(
+        self,
+        stream: str,
+        seqs: Sequence[int] | None = None,
+        *,
+        subjects: Sequence[str] | None = None,
+        shard: int | None = None,
+        consistency: Consistency | None = None,
+    ) -> tuple[StoredMessage | ApiProblem, ...]:
+        """Up to 1,000 messages by their sequences, or the newest of each subject, in order.
+
+        A message that is not returned has its problem instead: `message_not_found`, or
+        `message_left_out` if the answer, of about 4 MiB, has no room for it.
+        """
+        call = reading.get_messages(
+            stream, seqs=seqs, subjects=subjects, shard=shard, consistency=consistency
+        )
         return self._transport.run(call)
 
     def read_range(  # noqa: PLR0913 - all of them are named

@@ -1,5 +1,6 @@
 """Calls that read and delete messages without a consumer."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,13 +12,27 @@ from contrail_client.calls import (
     Call,
     Page,
     call,
+    given,
+    item_problem,
     json_as,
     nothing,
     path_of,
+    texts,
     with_staleness,
 )
+from contrail_client.errors import ApiProblem
 from contrail_client.models import Consistency, Range, StoredMessage
 from contrail_client.times import Duration, Time
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A stored message, or why it is not returned."""
+
+    problem: dict[str, Any] | None = None
+
+
+class _Many(msgspec.Struct, frozen=True):
+    results: tuple[msgspec.Raw, ...]
 
 
 class _LastPage(msgspec.Struct, frozen=True):
@@ -25,6 +40,9 @@ class _LastPage(msgspec.Struct, frozen=True):
     next_page_token: str | None = None
 
 
+_many = json_as(_Many)
+_found = msgspec.json.Decoder(_Found)
+_one = msgspec.json.Decoder(StoredMessage)
 _last = json_as(_LastPage)
 _message = json_as(StoredMessage)
 _range = json_as(Range)
@@ -42,6 +60,38 @@ def get_message(
         query={"shard": shard, "consistency": consistency},
         headers=_ACCEPT_JSON,
     )
+
+
+def get_messages(
+    stream: str,
+    *,
+    seqs: Sequence[int] | None,
+    subjects: Sequence[str] | None,
+    shard: int | None = None,
+    consistency: Consistency | None = None,
+) -> Call[tuple[StoredMessage | ApiProblem, ...]]:
+    """Messages by their sequences, or the newest of each subject."""
+
+    def parse(answer: Answer) -> tuple[StoredMessage | ApiProblem, ...]:
+        return tuple(map(_result, _many(answer).results))
+
+    return call(
+        "POST",
+        path_of("streams", stream, "messages", "get"),
+        parse,
+        query={"shard": shard, "consistency": consistency},
+        json=given(
+            seqs=None if seqs is None else list(seqs),
+            subjects=None if subjects is None else list(texts(subjects)),
+        ),
+        headers=_ACCEPT_JSON,
+        repeatable=True,
+    )
+
+
+def _result(raw: msgspec.Raw) -> StoredMessage | ApiProblem:
+    problem = _found.decode(raw).problem
+    return _one.decode(raw) if problem is None else item_problem(problem)
 
 
 def read_range(  # noqa: PLR0913 - all of them are named
