@@ -251,6 +251,14 @@ _READING: Final = (
         ),
     ),
     Case(
+        "get-many",
+        "1,000 messages by their sequences in one request, msgpack, 4 connections",
+        "msg/s",
+        cases_lookup.ManyGet(cases_publish.BATCH_CONNECTIONS, _BATCH),
+        aim=500_000,
+        beside=(Beside("seq-get", 1, "one message a request"),),
+    ),
+    Case(
         "drain",
         "the same through the Spark source's client, without Spark",
         "rows/s",

@@ -19,6 +19,7 @@ from tests.bench.lookup_scripts import (
     GROUP_SUBJECTS,
     MANY_SUBJECTS,
     LastLookups,
+    ManyLookups,
     SequenceLookups,
     ShuffledSubjects,
 )
@@ -133,6 +134,22 @@ class SequenceGet:
         with fresh_server(bench) as server:
             fill(bench, server, STREAM, _PREFIX)
             return _looked_up(bench, server, SequenceLookups(STREAM, messages, self.connections))
+
+
+@dataclass(frozen=True, slots=True)
+class ManyGet:
+    """Messages by their sequences, many in one request."""
+
+    connections: int
+    together: int
+
+    def __call__(self, bench: Bench) -> Measured:
+        """Messages a second."""
+        messages = bench.scale.messages
+        with fresh_server(bench) as server:
+            fill(bench, server, STREAM, _PREFIX)
+            scripts = ManyLookups(STREAM, messages, self.connections, self.together)
+            return _looked_up(bench, server, scripts)
 
 
 def _looked_up(bench: Bench, server: Server, scripts: Callable[[], Sequence[Script]]) -> Measured:

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from tests.bench.figures import BenchError
 from tests.bench.http_scripts import (
+    JSON,
     MARKER,
     MSGPACK,
     Item,
@@ -24,31 +27,34 @@ MANY_SUBJECTS: Final = 10_000
 GROUP_SUBJECTS: Final = 100
 """Subjects that begin alike: one in a hundred."""
 
+_REQUESTS: Final = 200
+
 Lookup = tuple[bytes, tuple[bytes, ...]]
 """A request, and what its answer must contain."""
 
 
 class Looking:
-    """Asks for one message after the other; each answer must be the one that was asked for."""
+    """Asks for ``together`` messages after the other; each answer must be what was asked for."""
 
-    def __init__(self, lookups: Iterator[Lookup]) -> None:
+    def __init__(self, lookups: Iterator[Lookup], together: int = 1) -> None:
         self.messages = 0
         self._lookups = lookups
+        self._together = together
         self._expected: tuple[bytes, ...] = ()
 
     def request(self, answer: bytes) -> bytes | None:
         """The next request."""
         if answer:
-            self.messages += 1
+            self.messages += self._together
         request, self._expected = next(self._lookups, (None, ()))
         return request
 
     def complete(self, received: bytes) -> bool:
-        """Whether the answer is there; BenchError when it is not the right message alone."""
+        """Whether the answer is there; BenchError when it has not just the right messages."""
         if not body_start(received, (b"200",)):
             return False
         missing = [part for part in self._expected if part not in received]
-        if missing or received.count(MARKER) != 1:
+        if missing or received.count(MARKER) != self._together:
             raise BenchError(f"{missing} is not in {received[:SHOWN_BYTES]!r}")
         return True
 
@@ -95,6 +101,28 @@ class SequenceLookups:
             seq = chance.randint(1, self.messages)
             expected = (b"\r\nnats-sequence: %d\r\n" % seq,)
             yield _get(f"/v1/streams/{self.stream}/messages/{seq}"), expected
+
+
+@dataclass(frozen=True, slots=True)
+class ManyLookups:
+    """Gets of many messages by sequences in msgpack: every fourth one from a random one on."""
+
+    stream: str
+    messages: int
+    connections: int
+    together: int
+
+    def __call__(self) -> Sequence[Script]:
+        """The scripts of the connections, which share the requests."""
+        chance = random.Random(2)
+        path, span = f"/v1/streams/{self.stream}/messages/get", 4 * self.together
+        requests: list[Lookup] = []
+        for _ in range(_REQUESTS):
+            first = chance.randint(1, self.messages - span)
+            body = msgspec.json.encode({"seqs": list(range(first, first + span, 4))})
+            requests.append((http_request(path, JSON, body, MSGPACK), ()))
+        again = itertools.cycle(requests)
+        return [Looking(again, self.together) for _ in range(self.connections)]
 
 
 def _get(path: str) -> bytes:
