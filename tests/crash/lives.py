@@ -237,7 +237,7 @@ class Life:
         if consumer is None:
             raise ApiError(errors.CONSUMER_NOT_FOUND, applied=False)
         address = (machine.shard_id, consumer.consumer_id, consumer.epoch)
-        items = [AckItem(*address, seq, call.kind) for seq in call.seqs]
+        items = [AckItem(*address, [seq], call.kind) for seq in call.seqs]
         results = await self.link.acknowledge(call.stream, call.consumer, items, call.sync)
         assert all(result.code == 0 for result in results), results
 

@@ -88,7 +88,7 @@ async def fail_and_heal(
             await publish(link, one)
         first = await link.pull(PullRequest(stream="S", consumer="c", batch=30))
         acks = [
-            AckItem(first.shard_id, first.consumer_id, first.epoch, one.message.seq, "ack")
+            AckItem(first.shard_id, first.consumer_id, first.epoch, [one.message.seq], "ack")
             for one in first.deliveries[:10]
         ]
         await link.acknowledge("S", "c", acks, True)

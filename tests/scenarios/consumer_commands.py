@@ -100,7 +100,9 @@ async def acknowledge(kind: AckKind, world: World, arguments: Arguments) -> list
     seqs = arguments.integers("seq")
     arguments.end()
     items = [
-        AckItem(**asdict(_address(world, stream, name, seq)), seq=seq, kind=kind, delay_ns=delay_ns)
+        AckItem(
+            **asdict(_address(world, stream, name, seq)), seqs=[seq], kind=kind, delay_ns=delay_ns
+        )
         for seq in seqs
     ]
     results = await world.finish(world.link.acknowledge(stream, name, items, sync=True))

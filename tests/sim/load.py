@@ -300,7 +300,7 @@ class Clients:
                 done = [one for one in pull.deliveries if random.random() > 0.05]
                 if done:
                     sync = random.random() < 0.5
-                    items = [AckItem(*pull.address(one), one.message.seq, "ack") for one in done]
+                    items = [AckItem(*pull.address(one), [one.message.seq], "ack") for one in done]
                     results = await link.acknowledge(stream, consumer, items, sync)
                     if sync:
                         settled = [

@@ -119,7 +119,7 @@ class Queues:
                 pull = await link.pull(request)
                 self._attempts += [(one.message.seq, one.num_delivered) for one in pull.deliveries]
                 items = [
-                    AckItem(*pull.address(one), one.message.seq, "ack")
+                    AckItem(*pull.address(one), [one.message.seq], "ack")
                     for one in pull.deliveries
                     if one.message.seq % 2
                 ]

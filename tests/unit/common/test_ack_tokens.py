@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common import errors
-from contrail_common.ack_tokens import AckAddress, AckTokens
+from contrail_common.ack_tokens import AckHead, AckTokens
 from contrail_common.errors import ApiError
 from tests.support.each import each
 
@@ -14,39 +14,70 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 
 
+OF_0_2 = "BwAAAAMAAAAAAAAATQAAAAFkZWZhdWx0AAAAAAAAACoAAAACwCbs6M5pzXUNKqnU-vvO8w"
+"""What 0.2 signed for sequence 42 of ORDERS, billing, with KEY."""
+
+
 def token(tokens: AckTokens, stream: str = "ORDERS", consumer: str = "billing") -> str:
-    return tokens.signer(stream, consumer, 3, 77, 1)(42, 2)
+    return tokens.sign_each(stream, consumer, (3, 77, 1), [41, 42])[1]
+
+
+def opened(tokens: AckTokens, text: str) -> tuple[AckHead, int | None]:
+    return tokens.opener("ORDERS", "billing").open(text)
 
 
 def assert_forged(tokens: AckTokens, text: str, stream: str = "ORDERS") -> None:
     with pytest.raises(ApiError) as refused:
-        tokens.opener(stream, "billing")(text)
+        tokens.opener(stream, "billing").open(text)
     assert refused.value.spec is errors.TOKEN_FORGED
 
 
-@given(U32, U64, U32, U64, U32)
-def test_token_opens_to_what_it_was_made_from(
-    shard: int, consumer_id: int, epoch: int, seq: int, attempt: int
+@given(U32, U64, U32, st.lists(U64 | st.integers(1, 20), min_size=1, unique=True))
+def test_tokens_open_to_what_they_were_made_from(
+    shard: int, consumer_id: int, epoch: int, seqs: list[int]
 ) -> None:
-    tokens = AckTokens("default", [KEY])
-    made = tokens.signer("ORDERS", "billing", shard, consumer_id, epoch)(seq, attempt)
-    opened = tokens.opener("ORDERS", "billing")(made)
-    assert opened == AckAddress(shard, consumer_id, epoch, seq, attempt)
+    tokens, address = AckTokens("default", [KEY]), (shard, consumer_id, epoch)
+    opener = tokens.opener("ORDERS", "billing")
+    for made, seq in zip(tokens.sign_each("ORDERS", "billing", address, seqs), seqs, strict=True):
+        head, found = opener.open(made)
+        assert (head.shard_id, head.consumer_id, head.epoch, found) == (*address, seq)
+    head, found = opener.open(tokens.sign_all("ORDERS", "billing", address, seqs))
+    assert (head.shard_id, head.consumer_id, head.epoch, found) == (*address, None)
+    assert len(head) == len(seqs)
+    for first in range(len(seqs)):
+        for last in (first, first + 1, len(seqs)):
+            assert head.seqs(first, last) == seqs[first : last + 1]
 
 
 def test_token_is_safe_in_urls_and_headers() -> None:
-    made = AckTokens("default", [KEY]).signer("S", "c", 2**32 - 1, 2**64 - 1, 1)(
-        2**64 - 1, 2**32 - 1
-    )
+    made = AckTokens("default", [KEY]).sign_all("S", "c", (2**32 - 1, 2**64 - 1, 1), [2**64 - 1])
     assert made.isascii()
-    assert made.replace("-", "").replace("_", "").isalnum()
+    assert made.translate(str.maketrans("", "", "-_.*")).isalnum()
+
+
+def test_positions_that_were_not_signed_are_forged() -> None:
+    tokens = AckTokens("default", [KEY])
+    head = token(tokens).removesuffix(".1")
+    assert opened(tokens, f"{head}.0")[1] == 41
+    for other in ("2", "01", "00", "-1", "+1", " 1", "1 ", "", "1_0", "**", "\u0661", "9" * 5_000):
+        assert_forged(tokens, f"{head}.{other}")
+
+
+def test_tokens_of_the_release_before_are_opened() -> None:
+    tokens = AckTokens("default", [KEY])
+    head, seq = opened(tokens, OF_0_2)
+    assert (head.shard_id, head.consumer_id, head.epoch, seq) == (3, 77, 1, 42)
+    # Neither spelling is valid in the place of the other.
+    assert_forged(tokens, f"{OF_0_2}.0")
+    assert_forged(tokens, token(tokens).removesuffix(".1"))
 
 
 @given(st.data())
 def test_token_with_any_character_changed_is_forged(data: st.DataObject) -> None:
     tokens = AckTokens("default", [KEY])
-    made = token(tokens)
-    at = data.draw(st.integers(0, len(made) - 1))
+    made = data.draw(st.sampled_from([token(tokens), OF_0_2]))
+    # Another position may be one of the same head, which the client was given too.
+    at = data.draw(st.integers(0, len(made.partition(".")[0]) - 1))
     other = data.draw(st.characters(codec="ascii").filter(lambda char: char != made[at]))
     assert_forged(tokens, made[:at] + other + made[at + 1 :])
 
@@ -56,7 +87,7 @@ def test_arbitrary_text_is_forged(text: str) -> None:
     assert_forged(AckTokens("default", [KEY]), text)
 
 
-@each("cut", [1, 2, 10, 60])
+@each("cut", [1, 2, 3, 10, 60])
 def test_shortened_token_is_forged(cut: int) -> None:
     tokens = AckTokens("default", [KEY])
     assert_forged(tokens, token(tokens)[:-cut])
@@ -76,7 +107,7 @@ def test_token_of_another_key_is_forged() -> None:
 def test_rotated_key_still_verifies_and_no_longer_signs() -> None:
     before = AckTokens("default", [KEY])
     rotated = AckTokens("default", [OTHER_KEY, KEY])
-    assert rotated.opener("ORDERS", "billing")(token(before)).seq == 42
+    assert opened(rotated, token(before))[1] == 42
     assert_forged(before, token(rotated))
 
 

@@ -13,7 +13,7 @@ from contrail_gateway.core.pull_rules import (
     AckRequest,
     PullBody,
     PullTerms,
-    ack_delay_ns,
+    check_ack,
     pull_terms,
 )
 from tests.support.each import each
@@ -75,8 +75,8 @@ def test_batch_out_of_bounds_is_not_decoded(batch: object) -> None:
 
 
 def test_delay_belongs_to_nak_and_reason_to_term() -> None:
-    assert ack_delay_ns(AckRequest("t", "nak", delay="2s"), "acks/0") == 2 * NS_PER_S
-    assert ack_delay_ns(AckRequest("t", "term", reason="poison"), "acks/0") == 0
+    assert check_ack(AckRequest("t", "nak", delay="2s"), "acks/0") == 2 * NS_PER_S
+    assert check_ack(AckRequest("t", "term", reason="poison"), "acks/0") == 0
     for bad in (
         AckRequest("t", "ack", delay="2s"),
         AckRequest("t", "nak", reason="x"),
@@ -84,6 +84,6 @@ def test_delay_belongs_to_nak_and_reason_to_term() -> None:
         AckRequest("t", "nak", delay="later"),
     ):
         with pytest.raises(ApiError) as refused:
-            ack_delay_ns(bad, "acks/3")
+            check_ack(bad, "acks/3")
         assert refused.value.spec is errors.INVALID_FIELD
         assert refused.value.fields[0].pointer.startswith("/acks/3/")

@@ -47,7 +47,7 @@ def with_delivery(payload: bytes = b"hello") -> Edge:
 
 
 def token(consumer: str = "c", epoch: int = 3) -> str:
-    return AckTokens("default", [ACK_KEY]).signer("S", consumer, 1, 7, epoch)(5, 2)
+    return AckTokens("default", [ACK_KEY]).sign_each("S", consumer, (1, 7, epoch), [5])[0]
 
 
 def test_delivery_carries_the_message_its_facts_and_a_token() -> None:
@@ -172,7 +172,7 @@ def test_acks_reach_the_storage_as_their_tokens_say() -> None:
         ("term", 0, "poison"),
         ("in_progress", 0, ""),
     ]
-    assert {(one.shard_id, one.consumer_id, one.epoch, one.seq) for one in edge.link.acked} == {
+    assert {(one.shard_id, one.consumer_id, one.epoch, *one.seqs) for one in edge.link.acked} == {
         (1, 7, 3, 5)
     }
 

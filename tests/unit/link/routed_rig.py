@@ -402,4 +402,4 @@ def _key(content: Any) -> str:
     if not isinstance(content, list):
         return str(content)
     (one,) = content[:1]
-    return one.payload.decode() if isinstance(one, PublishMessage) else str(one.seq)
+    return one.payload.decode() if isinstance(one, PublishMessage) else str(one.seqs[0])

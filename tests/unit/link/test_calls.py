@@ -102,7 +102,7 @@ def test_changes_are_made(tmp_path: Path) -> None:
             pulled = await link.pull(PullRequest(stream="T", consumer="c", batch=5))
             assert [one.message.seq for one in pulled.deliveries] == [3, 4]
             items = [
-                AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, seq, "ack")
+                AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [seq], "ack")
                 for seq in (3, 4)
             ]
             assert [one.code for one in await link.acknowledge("T", "c", items, True)] == [0, 0]

@@ -174,7 +174,7 @@ def test_client_that_breaks_the_protocol_is_cut_and_others_are_not(
 
 
 # Three outcomes ----------------------------------------------------------------------------------
-PULLED = AckItem(1, 1, 1, 1, "ack")
+PULLED = AckItem(1, 1, 1, [1], "ack")
 CHANGES: dict[str, Callable[[RemoteLink], Awaitable[Any]]] = {
     "publish": lambda link: publish(link, "S", [message()]),
     "publish_batch": lambda link: publish(link, "S", MessageBatch.of([message()])),

@@ -371,7 +371,7 @@ def test_lost_acknowledgements_are_repeated_only_if_that_is_harmless(
     async def scenario() -> None:
         rig = Rig()
         rig.nodes[0].lose = "after"
-        items = [AckItem(1, 1, 1, 1, kind)]
+        items = [AckItem(1, 1, 1, [1], kind)]
         work = asyncio.create_task(rig.link.link.acknowledge("S", "c", items, True))
         await wait_virtually(0.1)
         rig.nodes[2].lead()

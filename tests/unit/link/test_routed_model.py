@@ -136,7 +136,7 @@ class Routed(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["ack", "term", "nak", "in_progress"]), fate=fates)
     def acknowledge(self, kind: Any, fate: str) -> None:
         self.next(fate)
-        items = [AckItem(1, 1, 1, self.number, kind)]
+        items = [AckItem(1, 1, 1, [self.number], kind)]
         self.ask("acknowledge", "S", self.link.acknowledge("S", "c", items, True))
 
     # Helpers -------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Routed(RuleBasedStateMachine):
             for name, content in node.sent:
                 for one in content if isinstance(content, list) else [content]:
                     if name == "acknowledge":
-                        safe, key = one.kind in ("ack", "term"), str(one.seq)
+                        safe, key = one.kind in ("ack", "term"), str(one.seqs[0])
                     elif name == "publish":
                         window = WINDOWS_S[one.subject.partition(".")[0]]
                         safe = bool(one.msg_id) and not one.expected and window > 30

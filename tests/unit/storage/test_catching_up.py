@@ -167,7 +167,7 @@ def test_member_that_was_away_gets_the_state_and_has_no_ghosts(tmp_path: Path) -
             pull = PullRequest(stream="S", consumer="c", batch=40, no_wait=True)
             pulled = await nodes.call("a", lambda link: link.pull(pull))
             acks = [
-                AckItem(*pulled.address(one), one.message.seq, "ack")
+                AckItem(*pulled.address(one), [one.message.seq], "ack")
                 for one in pulled.deliveries[5:20]
             ]
             await nodes.call("a", lambda link: link.acknowledge("S", "c", acks, sync=True))

@@ -87,7 +87,7 @@ async def use(_: StorageNode, link: LocalLink) -> None:
         await publishing.publish(link, "S", [wrong])
     pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=5))
     assert pulled is not None
-    await link.acknowledge("S", "c", [AckItem(0, 1, 1, 1, "ack")], True)
+    await link.acknowledge("S", "c", [AckItem(0, 1, 1, [1], "ack")], True)
     info = await link.stream_info("S")
     await link.delete_message("S", info.state.last_seq - 1)
     await link.purge_stream("S", "s.2", 0, 0)

@@ -72,7 +72,7 @@ def test_stream_survives_its_leader_with_ids_consumers_and_acks(tmp_path: Path) 
             await link.put_consumer("S", config, "put", None, False)
             pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=40, no_wait=True))
             acks = [
-                AckItem(*pulled.address(one), one.message.seq, "ack") for one in pulled.deliveries
+                AckItem(*pulled.address(one), [one.message.seq], "ack") for one in pulled.deliveries
             ]
             await link.acknowledge("S", "c", acks, sync=True)
             group = nodes[first].streams.shard("S").group

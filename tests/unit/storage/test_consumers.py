@@ -51,7 +51,7 @@ async def pull(link: LocalLink, name: str = "c", **fields: Any) -> PullResult:
 
 async def ack(link: LocalLink, result: PullResult, *seqs: int, name: str = "c") -> None:
     items = [
-        AckItem(*result.address(one), one.message.seq, "ack")
+        AckItem(*result.address(one), [one.message.seq], "ack")
         for one in result.deliveries
         if not seqs or one.message.seq in seqs
     ]

@@ -222,7 +222,7 @@ def test_last_message_behind_acks_is_found_before_the_publish(
         await results(link, *[message(subject) for subject in subjects])
         pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=20, no_wait=True))
         newest = pulled.deliveries[-1]
-        item = AckItem(*pulled.address(newest), newest.message.seq, "ack")
+        item = AckItem(*pulled.address(newest), [newest.message.seq], "ack")
         await link.acknowledge("S", "c", [item], sync=True)
         assert node.streams.shard("S").machine.last_live("a.1.x") is None
         more = [] if alone else [message("a.1.y", "a.2.y", 8), message("a.1.y", "a.2.y", 9)]

@@ -184,7 +184,7 @@ class Work:
             assert not before.intersection(taken)
             done = [seq for seq in taken if self.random.random() < 0.7]
             items = [
-                AckItem(*pulled.address(each), each.message.seq, "ack")
+                AckItem(*pulled.address(each), [each.message.seq], "ack")
                 for each in pulled.deliveries
                 if each.message.seq in done
             ]

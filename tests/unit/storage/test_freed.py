@@ -45,7 +45,7 @@ async def use(link: LocalLink, name: str, shards: int) -> None:
         )
         await link.put_consumer(name, durable, "put", None, False)
     pulled = await link.pull(PullRequest(stream=name, consumer="used", batch=5, no_wait=True))
-    first = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 1, "ack")
+    first = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [1], "ack")
     await link.acknowledge(name, "used", [first], True)
 
 

@@ -78,7 +78,7 @@ def test_shards_of_all_groups_serve_and_come_back_with_a_restart(tmp_path: Path)
                 await publish(link, name, batch)
             pulled = await link.pull(PullRequest(stream="b", consumer="c", batch=40, no_wait=True))
             done = [
-                AckItem(*pulled.address(one), one.message.seq, "ack")
+                AckItem(*pulled.address(one), [one.message.seq], "ack")
                 for one in pulled.deliveries[:30]
             ]
             await link.acknowledge("b", "c", done, sync=True)

@@ -279,7 +279,7 @@ def test_acknowledged_deliveries_are_freed_by_the_next_ticks(tmp_path: Path) -> 
             await publish(link, "limits", [PublishMessage("limits.a", None, b"x")] * messages)
             pull = PullRequest(stream="limits", consumer="c", batch=messages, no_wait=True)
             pulled = await link.pull(pull)
-            ack = AckItem(*pulled.address(pulled.deliveries[-1]), messages, "ack")
+            ack = AckItem(*pulled.address(pulled.deliveries[-1]), [messages], "ack")
             await link.acknowledge("limits", "c", [ack], True)
             machine = node.streams.shard("limits").machine
             ticks = 0

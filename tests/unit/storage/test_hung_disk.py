@@ -110,7 +110,7 @@ def test_everything_that_a_hung_disk_has_not_taken_is_unknown_and_stored_when_it
             hasty.publish_then("H", [message(1, "h.a")], report("sharded"))
             each = [message(4), message(5), message(6, "h.b")]
             hasty.publish_each_then(each, lambda at, outcome: report(f"each {at}")(outcome))
-            ack = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 1, "ack", 0)
+            ack = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [1], "ack", 0)
             waiting = {
                 "publish": publish(hasty, "S", [message(9)]),
                 "publish_batch": publish(hasty, "S", MessageBatch.of([message(10)])),

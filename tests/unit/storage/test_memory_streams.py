@@ -105,7 +105,7 @@ def test_restart_keeps_the_stream_empty_with_another_identity(tmp_path: Path) ->
             asked = ReplayRequest(stream="M", incarnation=plan.incarnation)
             assert (await refusal(link.replay(asked))).spec is errors.INCARNATION_CHANGED
             await link.put_consumer("M", ConsumerConfig(name="c", durable=True), "put", None, False)
-            token = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 5, "ack")
+            token = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [5], "ack")
             (result,) = await link.acknowledge("M", "c", [token], True)
             assert result.code == errors.TOKEN_STALE.code
             ack = await publish(link, "M", [message(msg_id="1")])
@@ -258,7 +258,7 @@ def test_streams_in_memory_go_on_while_the_log_fails(tmp_path: Path) -> None:
             assert "streams in memory are served" in node.readiness()["storage"]
             assert (await publish(link, "M", [message()])).results[0].seq == 1
             pulled = await link.pull(PullRequest(stream="M", consumer="c", no_wait=True))
-            token = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 1, "ack")
+            token = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [1], "ack")
             assert (await link.acknowledge("M", "c", [token], True))[0].code == 0
             await wait_until(
                 lambda: node.applier.shards[pulled.shard_id].machine.counters.messages == 0

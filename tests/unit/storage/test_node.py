@@ -189,7 +189,7 @@ def test_what_nobody_waits_for_is_stored_and_recorded_before_a_clean_stop(tmp_pa
         await publish(link, 2)
         pulled = await link.pull(PullRequest(stream="S", consumer="red", batch=2))
         address = (pulled.shard_id, pulled.consumer_id, pulled.epoch)
-        await link.acknowledge("S", "red", [AckItem(*address, 1, "ack")], False)
+        await link.acknowledge("S", "red", [AckItem(*address, [1], "ack")], False)
         for _ in range(3_000):  # more than two entries, which may be on their way at once
             link.publish_then("S", [PublishMessage("a", None, PAYLOAD)], outcomes.append)
 

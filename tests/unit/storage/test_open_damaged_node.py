@@ -134,7 +134,7 @@ def test_lost_end_of_the_log_voids_everything_that_names_what_came_before(tmp_pa
         await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "create", None, False)
         await publish(link, "S", b"1", b"2")
         pulled = await link.pull(PullRequest(stream="S", consumer="c", no_wait=True))
-        kept["token"] = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 1, "ack")
+        kept["token"] = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [1], "ack")
         kept["incarnation"] = (await link.stream_info("S")).incarnation
         await publish(link, "S", b"third")
         await asyncio.to_thread(wait_for_successor, tmp_path / "live")

@@ -49,7 +49,7 @@ async def fill(link: LocalLink) -> None:
     await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "create", None, False)
     pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=5, no_wait=True))
     # A durable ack stands behind the record of the deliveries.
-    ack = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, 2, "ack")
+    ack = AckItem(pulled.shard_id, pulled.consumer_id, pulled.epoch, [2], "ack")
     await link.acknowledge("S", "c", [ack], True)
 
 

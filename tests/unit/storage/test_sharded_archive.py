@@ -52,7 +52,9 @@ async def fill(link: LocalLink) -> None:
     await link.delete_message("S", 2, 1)
     await link.put_consumer("S", ConsumerConfig(name="c", durable=True), "put", None, False)
     pulled = await link.pull(PullRequest(stream="S", consumer="c", batch=60, no_wait=True))
-    acks = [AckItem(*pulled.address(one), one.message.seq, "ack") for one in pulled.deliveries[:20]]
+    acks = [
+        AckItem(*pulled.address(one), [one.message.seq], "ack") for one in pulled.deliveries[:20]
+    ]
     await link.acknowledge("S", "c", acks, True)
 
 

@@ -56,7 +56,7 @@ async def pull(link: LocalLink, batch: int = 100, **fields: Any) -> PullResult:
 async def settle(
     link: LocalLink, result: PullResult, deliveries: list[Delivery], kind: AckKind = "ack"
 ) -> None:
-    items = [AckItem(*result.address(one), one.message.seq, kind) for one in deliveries]
+    items = [AckItem(*result.address(one), [one.message.seq], kind) for one in deliveries]
     answers = await link.acknowledge("S", "c", items, True)
     assert [one.code for one in answers] == [0] * len(items)
 
@@ -337,11 +337,11 @@ def test_tokens_of_elsewhere_are_refused(tmp_path: Path) -> None:
         one = result.deliveries[0]
         shard, consumer_id, epoch = result.address(one)
         items = [
-            AckItem(shard, consumer_id, epoch, one.message.seq, "ack"),
-            AckItem(shard, consumer_id + 1, epoch, one.message.seq, "ack"),
-            AckItem(99, consumer_id, epoch, one.message.seq, "ack"),
-            AckItem(there, consumer_id, epoch, one.message.seq, "ack"),
-            AckItem(shard, consumer_id, epoch + 1, one.message.seq, "ack"),
+            AckItem(shard, consumer_id, epoch, [one.message.seq], "ack"),
+            AckItem(shard, consumer_id + 1, epoch, [one.message.seq], "ack"),
+            AckItem(99, consumer_id, epoch, [one.message.seq], "ack"),
+            AckItem(there, consumer_id, epoch, [one.message.seq], "ack"),
+            AckItem(shard, consumer_id, epoch + 1, [one.message.seq], "ack"),
         ]
         answers = await link.acknowledge("S", "c", items, True)
         forged, stale = errors.TOKEN_FORGED.code, errors.TOKEN_STALE.code

@@ -88,7 +88,7 @@ async def fill(nodes: Nodes, first: int, count: int) -> None:
 
 async def pull(link: LocalLink, batch: int = 100) -> tuple[list[Delivery], list[AckItem]]:
     result = await link.pull(PullRequest(stream="S", consumer="c", batch=batch, no_wait=True))
-    acks = [AckItem(*result.address(one), one.message.seq, "ack") for one in result.deliveries]
+    acks = [AckItem(*result.address(one), [one.message.seq], "ack") for one in result.deliveries]
     return result.deliveries, acks
 
 

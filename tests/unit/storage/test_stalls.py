@@ -184,7 +184,7 @@ def test_acknowledgements_of_all_with_many_pending(tmp_path: Path) -> None:
                     shard_id=pulled[0].shard_id,
                     consumer_id=pulled[0].consumer_id,
                     epoch=pulled[0].epoch,
-                    seq=next(sequences),
+                    seqs=[next(sequences)],
                     kind="ack",
                 )
                 for _ in range(ACKS)

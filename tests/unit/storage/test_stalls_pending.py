@@ -39,11 +39,13 @@ async def pull(link: LocalLink) -> list[AckItem]:
     """Pull a batch; the acks of its messages."""
     request = PullRequest(stream="S", consumer="c", batch=BATCH, no_wait=True)
     pulled = await link.pull(request)
-    return [AckItem(*pulled.address(one), one.message.seq, "ack") for one in pulled.deliveries]
+    return [AckItem(*pulled.address(one), [one.message.seq], "ack") for one in pulled.deliveries]
 
 
 async def ack_up_to(link: LocalLink, item: AckItem, seq: int) -> None:
-    [result] = await link.acknowledge("S", "c", [msgspec.structs.replace(item, seq=seq)], sync=True)
+    [result] = await link.acknowledge(
+        "S", "c", [msgspec.structs.replace(item, seqs=[seq])], sync=True
+    )
     assert result.code == 0
 
 
@@ -89,7 +91,7 @@ def test_new_ack_wait_and_redelivery_with_many_pending(tmp_path: Path) -> None:
         pulled: list[list[int]] = []
 
         async def pull_again() -> None:
-            pulled.append([item.seq for item in await pull(link)])
+            pulled.append([seq for item in await pull(link) for seq in item.seqs])
 
         # All are due again at once, and a pull gets the first ones.
         now_due = msgspec.structs.replace(config, ack_wait_ns=1)

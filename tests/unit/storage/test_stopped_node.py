@@ -101,7 +101,7 @@ async def look_at_stopped(node: StorageNode, link: LocalLink) -> None:
         link.get_message("S", 2),
         link.read_range(RangeRequest(stream="S")),
         link.pull(PullRequest(stream="S", consumer="c")),
-        link.acknowledge("S", "c", [AckItem(shard_id, 1, 1, 1, "ack")], True),
+        link.acknowledge("S", "c", [AckItem(shard_id, 1, 1, [1], "ack")], True),
         link.consumer_info("S", "c"),
         link.list_consumers("S", 10, ""),
         link.purge_stream("S", "", 0, 0),

@@ -233,7 +233,7 @@ async def work_on(node: StorageNode, expected: dict[int, tuple[str, bytes]], tur
                 if rng.random() < 0.9:
                     address = pulled.shard_id, pulled.consumer_id, pulled.epoch
                     await link.acknowledge(
-                        "S", "c", [AckItem(*address, one.message.seq, "ack")], True
+                        "S", "c", [AckItem(*address, [one.message.seq], "ack")], True
                     )
                     del expected[one.message.seq]
 

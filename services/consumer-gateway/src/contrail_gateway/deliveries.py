@@ -1,6 +1,7 @@
 """Deliveries as a client sees them: the message, the delivery's counters, the ack token."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -10,25 +11,21 @@ from contrail_edge.inputs.messages import NO_HEADERS, MessageFields, payload_jso
 from contrail_gateway.acks import AckOutcome
 from contrail_link.contract.consume import Delivery, PullResult
 
-SignToken = Callable[[Delivery], str]
-"""Returns the ack token of a delivery."""
+SignTokens = Callable[[Sequence[Delivery]], list[str]]
+"""Returns the ack tokens of deliveries, in order."""
 
 
-def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) -> SignToken:
-    """Return a function that signs the deliveries of ``result``, each for its own shard."""
-    if result.addresses is None:
-        sign = tokens.signer(stream, consumer, result.shard_id, result.consumer_id, result.epoch)
-        return lambda delivery: sign(delivery.message.seq, delivery.num_delivered)
-    signs = {
-        shard: tokens.signer(stream, consumer, *address)
-        for shard, address in result.addresses.items()
-    }
+def signer(tokens: AckTokens, stream: str, consumer: str, result: PullResult) -> SignTokens:
+    """Return a function that signs the deliveries of ``result``, or a part of them."""
 
-    def sign_of_shard(delivery: Delivery) -> str:
-        message = delivery.message
-        return signs[message.shard or 0](message.seq, delivery.num_delivered)
+    def sign(deliveries: Sequence[Delivery]) -> list[str]:
+        made: list[str] = []
+        for address, some in groupby(deliveries, result.address):
+            seqs = [delivery.message.seq for delivery in some]
+            made += tokens.sign_each(stream, consumer, address, seqs)
+        return made
 
-    return sign_of_shard
+    return sign
 
 
 class DeliveryFields(MessageFields):
@@ -87,7 +84,7 @@ class PackedMessages(msgspec.Struct):
 
 
 def delivered_message(
-    stream: str, delivery: Delivery, sign: SignToken, *, base64: bool
+    stream: str, delivery: Delivery, token: str, *, base64: bool
 ) -> DeliveredMessage:
     """Return a delivery for JSON; with ``base64``, text payloads are encoded too."""
     stored = delivery.message
@@ -101,14 +98,14 @@ def delivered_message(
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-        sign(delivery),
+        token,
         text,
         raw,
         msgspec.UNSET if stored.shard is None else stored.shard,
     )
 
 
-def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMessage:
+def packed_message(stream: str, delivery: Delivery, token: str) -> PackedMessage:
     """Return a delivery for msgpack."""
     stored = delivery.message
     return PackedMessage(
@@ -120,7 +117,7 @@ def packed_message(stream: str, delivery: Delivery, sign: SignToken) -> PackedMe
         delivery.consumer_seq,
         delivery.num_delivered,
         delivery.num_pending,
-        sign(delivery),
+        token,
         stored.payload,
         msgspec.UNSET if stored.shard is None else stored.shard,
     )

@@ -22,7 +22,7 @@ _DELIVERED: Final[dict[str, Any]] = {
     "consumer_seq": 7,
     "num_delivered": 1,
     "num_pending": 12,
-    "ack_token": "BwAAAAMAAAAAAAAATQAAAAFkZWZhdWx0AAAAAAAAACoAAAABCcTbqFPUrbB4EIhi4tOBvg",
+    "ack_token": "BwAAAAMAAAAAAAAATQAAAAFkZWZhdWx0AAAAAAAAACoAAAABUHWCmV7xD7P0u7T9DCJxZQ.0",
     "data": '{"id":1017}',
 }
 NEXT: Final = Operation(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated, Final
 
 import msgspec
@@ -42,7 +43,6 @@ from contrail_gateway.core.pull_rules import (
 from contrail_gateway.deliveries import (
     PackedMessages,
     PulledMessages,
-    SignToken,
     delivered_message,
     packed_message,
     signer,
@@ -199,14 +199,14 @@ class Pulls:
             body = self._head_line(pull) + self._last_lines(pull, result)
             return Response(200, body, NDJSON_TYPE.encode())
         acked = msgspec.UNSET if pull.acked is None else pull.acked
-        sign = self._signer(pull, result)
+        tokens = self._sign(pull, result)
         if pull.form == MSGPACK_TYPE:
-            packed = [packed_message(pull.stream, one, sign) for one in result.deliveries]
+            packed = list(map(packed_message, repeat(pull.stream), result.deliveries, tokens))
             body = _msgpack.encode(PackedMessages(packed, result.num_pending, acked))
             return Response(200, body, MSGPACK_TYPE.encode())
         messages = [
-            delivered_message(pull.stream, one, sign, base64=pull.base64)
-            for one in result.deliveries
+            delivered_message(pull.stream, one, token, base64=pull.base64)
+            for one, token in zip(result.deliveries, tokens, strict=True)
         ]
         return json_response(200, PulledMessages(messages, result.num_pending, acked))
 
@@ -239,11 +239,10 @@ class Pulls:
         return _line(beat)
 
     def _last_lines(self, pull: _Pull, result: PullResult) -> bytes:
-        sign = self._signer(pull, result)
         lines = _json.encode_lines(
             [
-                delivered_message(pull.stream, one, sign, base64=pull.base64)
-                for one in result.deliveries
+                delivered_message(pull.stream, one, token, base64=pull.base64)
+                for one, token in zip(result.deliveries, self._sign(pull, result), strict=True)
             ]
         )
         code, description = _DELIVERED if result.deliveries else _TIMED_OUT
@@ -253,8 +252,8 @@ class Pulls:
     def _head_line(pull: _Pull) -> bytes:
         return b"" if pull.acked is None else _line(AckResultsLine(pull.acked))
 
-    def _signer(self, pull: _Pull, result: PullResult) -> SignToken:
-        return signer(self._tokens, pull.stream, pull.consumer, result)
+    def _sign(self, pull: _Pull, result: PullResult) -> list[str]:
+        return signer(self._tokens, pull.stream, pull.consumer, result)(result.deliveries)
 
 
 def _line(value: msgspec.Struct) -> bytes:

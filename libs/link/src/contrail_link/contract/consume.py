@@ -68,12 +68,12 @@ class PullResult(msgspec.Struct, frozen=True):
 
 
 class AckItem(msgspec.Struct, frozen=True, gc=False):
-    """One acknowledgement, addressed by the contents of the ack token."""
+    """An acknowledgement of ``seqs``, addressed by the contents of their ack tokens."""
 
     shard_id: int = msgspec.field(name="shard")
     consumer_id: int
     epoch: int
-    seq: int
+    seqs: list[int]
     kind: AckKind
     delay_ns: int = 0
     reason: str = ""
@@ -161,6 +161,7 @@ class ConsumeLink(Protocol):
     ) -> list[AckResult]:
         """Acknowledge deliveries; with ``sync``, answer only when that is durable.
 
+        Returns one result for each of ``items``.
         Items of another shard or consumer get TOKEN_FORGED; those of an earlier epoch or of a
         deleted consumer with the same name get TOKEN_STALE.
         """

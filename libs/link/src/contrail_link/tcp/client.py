@@ -120,7 +120,9 @@ class RemoteLink:
             result = methods.PULL.result.decode(body)
         except msgspec.DecodeError:
             return  # another version of storage; it delivers them again after ack_wait
-        items = [AckItem(*result.address(one), one.message.seq, "nak") for one in result.deliveries]
+        items = [
+            AckItem(*result.address(one), [one.message.seq], "nak") for one in result.deliveries
+        ]
         if items:
             arguments = encode((request.stream, request.consumer, items, False))
             with contextlib.suppress(ApiError):

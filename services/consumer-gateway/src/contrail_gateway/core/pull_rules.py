@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from contrail_common import errors
+from contrail_common.ack_tokens import ALL
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.timeunits import INT64_MAX, NS_PER_MS, NS_PER_S, parse_duration
 from contrail_edge.inputs import schema_marks
@@ -28,7 +29,7 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
     """One acknowledgement. ``delay`` is only allowed with nak, ``reason`` only with term."""
 
     token: str
-    """`ack_token` of the delivery."""
+    """`ack_token` of the delivery, or of columns."""
     kind: AckKindText = "ack"
     """Kind of acknowledgement. `ack`: processed. `nak`: deliver again. `term`: do not deliver
     again. `in_progress`: restart the time to acknowledge."""
@@ -36,6 +37,9 @@ class AckRequest(msgspec.Struct, forbid_unknown_fields=True):
     """With `nak`: time until the message is delivered again."""
     reason: str | None = None
     """With `term`: text for the event that reports it."""
+    ranges: list[tuple[int, int]] | None = None
+    """With the token of columns: the first and last position of each range of messages that this
+    acknowledges, counted from 0 and ascending. Without it, all messages of the columns."""
 
 
 class AckBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,11 +79,13 @@ def check_ack_count(body: bytes) -> None:
     The key of a token stands in each of them, and once more at most where a value is the same text.
     """
     if body.count(b'"token"') > 2 * ACKS_MAX:
-        raise ApiError(
-            errors.BATCH_TOO_LARGE,
-            f"a request must not contain more than {ACKS_MAX} acks",
-            applied=False,
-        )
+        raise too_many_acks()
+
+
+def too_many_acks() -> ApiError:
+    """The refusal of a request that acknowledges more than `ACKS_MAX` messages."""
+    detail = f"a request must not acknowledge more than {ACKS_MAX} messages"
+    return ApiError(errors.BATCH_TOO_LARGE, detail, applied=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +136,26 @@ def pull_terms(body: PullBody, *, heartbeats: bool) -> PullTerms:
     )
 
 
-def ack_delay_ns(ack: AckRequest, at: str) -> int:
-    """The delay of a nak at the pointer ``at``; INVALID_FIELD for what does not go together."""
+def check_ack(ack: AckRequest, at: str) -> int:
+    """Return the delay in ns; INVALID_FIELD, at the pointer ``at``, for what is not valid."""
     if ack.delay is not None and ack.kind != "nak":
         raise _invalid(f"{at}/delay", "is only allowed with nak", errors.INVALID_FIELD)
     if ack.reason is not None and ack.kind != "term":
         raise _invalid(f"{at}/reason", "is only allowed with term", errors.INVALID_FIELD)
+    if ack.ranges is not None:
+        _check_ranges(ack, f"{at}/ranges")
     return _duration(f"{at}/delay", ack.delay, errors.INVALID_FIELD)
+
+
+def _check_ranges(ack: AckRequest, at: str) -> None:
+    if not ack.token.endswith(f".{ALL}"):
+        raise _invalid(at, "is only allowed with the token of columns", errors.INVALID_FIELD)
+    end = -1
+    for first, last in ack.ranges or ():
+        if not end < first <= last:
+            message = "must be positions from 0 on, in ascending ranges that do not overlap"
+            raise _invalid(at, message, errors.INVALID_FIELD)
+        end = last
 
 
 def _duration(field: str, value: GivenDuration, spec: ErrorSpec = errors.PULL_INVALID) -> int:

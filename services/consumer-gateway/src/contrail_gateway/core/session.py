@@ -5,6 +5,7 @@ The module does no I/O. Arguments are decoded frames and the time; return values
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from contrail_common import errors
@@ -74,14 +75,16 @@ class Settlement:
         """
         return [
             AckItem(
-                *addresses[shard_in(at)],
-                seq_in(at),
-                self.kind,
-                self.delay_ns,
-                self.reason,
+                *addresses[shard], list(map(seq_in, some)), self.kind, self.delay_ns, self.reason
             )
-            for at in self.seqs[part]
+            for shard, some in groupby(self.seqs[part], shard_in)
         ]
+
+
+def too_many_settled() -> ApiError:
+    """The refusal of a frame that acknowledges too much."""
+    limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
+    return ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
 
 
 class Session:
@@ -189,8 +192,7 @@ class Session:
         found = self.find(frame.sid)
         seqs, ranges = _shard_seqs(found, frame)
         if len(seqs) + len(ranges) + len(frame.tokens) > SETTLED_MAX:
-            limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
-            raise ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
+            raise too_many_settled()
         if not (seqs or ranges or frame.tokens):
             raise _invalid("seqs", "seqs, ranges or tokens must be given")
         delay_ns = _delay_ns(frame.delay) if isinstance(frame, Nak) else 0

@@ -35,7 +35,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import DeliveryFields, SignToken
+from contrail_gateway.deliveries import DeliveryFields, SignTokens
 from contrail_gateway.sockets.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
@@ -329,7 +329,7 @@ class Codec:
             # The frame is refused by its id; the other frames of the message are handled.
             yield Misunderstood(frame.id, getattr(frame, "sid", None), error)
 
-    def messages(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> bytes:
+    def messages(self, sub: Subscription, pulled: Pulled, sign: SignTokens | None) -> bytes:
         """Return the frame with the messages ``pulled``. Without ``sign`` they have no tokens."""
         if not isinstance(pulled, DeliveryColumns):
             rows = _listed_rows(sub.stream, pulled, sign)
@@ -363,8 +363,10 @@ def _publish(frame_id: FrameId | None, item: Item, payload: bytes) -> PackedPub:
     )
 
 
-def _listed_rows(stream: str, pulled: Listed, sign: SignToken | None) -> Iterable[Row]:
-    for delivery in pulled.deliveries:
+def _listed_rows(stream: str, pulled: Listed, sign: SignTokens | None) -> Iterable[Row]:
+    deliveries = pulled.deliveries
+    tokens: Iterable[Token] = repeat(UNSET) if sign is None else sign(deliveries)
+    for delivery, token in zip(deliveries, tokens, strict=False):
         stored = delivery.message
         fields = (
             stream,
@@ -376,7 +378,6 @@ def _listed_rows(stream: str, pulled: Listed, sign: SignToken | None) -> Iterabl
             delivery.num_delivered,
             delivery.num_pending,
         )
-        token = UNSET if sign is None else sign(delivery)
         yield fields, stored.payload, token, UNSET if stored.shard is None else stored.shard
 
 

@@ -12,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_edge.http.steps import Steps
 from contrail_gateway.core.frames import FrameId, Ok
 from contrail_gateway.core.ledger import shard_seq
-from contrail_gateway.core.session import Settlement
+from contrail_gateway.core.session import SETTLED_MAX, Settlement, too_many_settled
 from contrail_gateway.core.subscription import Subscription
 from contrail_gateway.sockets.feed_host import Host
 from contrail_link.contract.consume import AckItem, AckResult
@@ -26,13 +26,14 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _UnansweredAcks:
-    """Acknowledgements of one frame that are not answered yet.
+    """Acknowledgements of one frame that are not answered yet, of ``count`` messages.
 
     ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
     """
 
     frame_id: FrameId | None
     items: list[AckItem]
+    count: int
     unknown: str
 
 
@@ -66,32 +67,37 @@ class FeedAcks:
 
     def settle(self, settlement: Settlement, frame_id: FrameId | None) -> Steps[None]:
         """Queue acknowledgements. All that are queued in one pass of the event loop go together."""
-        sub = self._sub
         items: list[AckItem] = []
         for start in range(0, len(settlement.seqs), _TOGETHER):
             items += settlement.items(self.addresses, slice(start, start + _TOGETHER))
             yield
+        count = len(settlement.seqs)
         if settlement.tokens:
-            open_token = self._host.tokens.opener(sub.stream, sub.consumer)
-            for token in settlement.tokens:
-                one = open_token(token)
-                items.append(
-                    AckItem(
-                        one.shard_id,
-                        one.consumer_id,
-                        one.epoch,
-                        one.seq,
-                        settlement.kind,
-                        settlement.delay_ns,
-                        settlement.reason,
-                    )
-                )
-                yield
-        self._host.session.begin(len(items), ACK_BYTES * len(items))
-        self._acks.append(_UnansweredAcks(frame_id, items, settlement.unknown))
+            named = yield from self._open(settlement)
+            items += named
+            count += sum(len(item.seqs) for item in named)
+        self._host.session.begin(count, ACK_BYTES * count)
+        self._acks.append(_UnansweredAcks(frame_id, items, count, settlement.unknown))
         if self._acking is None:
             self._acking = asyncio.create_task(self._acknowledge())
             self._host.later(self._acking)
+
+    def _open(self, settlement: Settlement) -> Steps[list[AckItem]]:
+        opener = self._host.tokens.opener(self._sub.stream, self._sub.consumer)
+        items: list[AckItem] = []
+        count = 0
+        for token in settlement.tokens:
+            head, seq = opener.open(token)
+            seqs = head.seqs(0, len(head) - 1) if seq is None else [seq]
+            count += len(seqs)
+            if count > SETTLED_MAX:
+                raise too_many_settled()
+            address = (head.shard_id, head.consumer_id, head.epoch)
+            items.append(
+                AckItem(*address, seqs, settlement.kind, settlement.delay_ns, settlement.reason)
+            )
+            yield
+        return items
 
     async def _acknowledge(self) -> None:
         """Forward queued acknowledgements until there are none.
@@ -124,21 +130,21 @@ class FeedAcks:
     ) -> None:
         at = 0
         for one in waiting:
-            count = len(one.items)
-            self._host.answered(count, ACK_BYTES * count)
+            self._host.answered(one.count, ACK_BYTES * one.count)
             if isinstance(results, ApiError):
                 self._host.refuse(one.frame_id, self._sub.sid, results)
                 continue
-            own, at = results[at : at + count], at + count
+            own, at = results[at : at + len(one.items)], at + len(one.items)
             self._taken(one, own)
 
     def _taken(self, waiting: _UnansweredAcks, results: Sequence[AckResult]) -> None:
         # Storage names shards by id, the ledger by their number in the stream.
         shards = {address[0]: shard for shard, address in self.addresses.items()}
         done = [
-            shard_seq(shards.get(item.shard_id, 0), item.seq)
+            shard_seq(shards.get(item.shard_id, 0), seq)
             for item, result in zip(waiting.items, results, strict=True)
             if not result.code and item.kind != "in_progress"
+            for seq in item.seqs
         ]
         self._sub.settled(done)
         self._host.counts.acks += len(done)

@@ -9,7 +9,7 @@ from contrail_gateway.core.frames import FrameId, ServerFrame
 from contrail_gateway.core.pulled import Pulled
 from contrail_gateway.core.session import Session
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import SignToken
+from contrail_gateway.deliveries import SignTokens
 from contrail_gateway.sockets.metrics import SessionCounts
 from contrail_link.contract import StorageLink
 
@@ -28,7 +28,7 @@ class Host(Protocol):
         """Send an error."""
         ...
 
-    def push(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> None:
+    def push(self, sub: Subscription, pulled: Pulled, sign: SignTokens | None) -> None:
         """Send messages."""
         ...
 

@@ -23,7 +23,7 @@ from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.session import Settlement
 from contrail_gateway.core.sharded_order import ShardedOrder
 from contrail_gateway.core.subscription import PullTerms, Subscription
-from contrail_gateway.deliveries import SignToken, signer
+from contrail_gateway.deliveries import SignTokens, signer
 from contrail_gateway.sockets.feed_acks import FeedAcks
 from contrail_gateway.sockets.feed_host import Host
 from contrail_link.contract.consume import PullRequest, PullResult
@@ -72,7 +72,7 @@ class Feed:
         # subscription names a consumer. An ordered subscription creates it again after a loss.
         self._config: ConsumerConfig | None = None
         # Signs ack tokens for `acks.addresses`; None until a delivery needs one.
-        self._sign: SignToken | None = None
+        self._sign: SignTokens | None = None
         # Set when credit was added; the pump waits for it.
         self._more = asyncio.Event()
         # Name of the consumer that the feed created and must delete, or "".

@@ -19,7 +19,7 @@ from contrail_edge.inputs.json_steps import check_utf8, count_values, nesting_in
 from contrail_edge.inputs.message_items import MessageItem, PackedMessageItem, check_count
 from contrail_edge.inputs.packed_steps import PackedParts
 from contrail_gateway.core.frames import PackedPub, Pub
-from contrail_gateway.core.session import SETTLED_MAX
+from contrail_gateway.core.session import SETTLED_MAX, too_many_settled
 
 FRAMES_MAX: Final = 10_000
 """Limit of the frames in one message."""
@@ -78,11 +78,6 @@ class Form(Protocol):
         ...
 
 
-def _too_many() -> ApiError:
-    limit = f"a frame must not contain more than {SETTLED_MAX} seqs, ranges and tokens"
-    return ApiError(errors.BATCH_TOO_LARGE, limit, applied=False)
-
-
 class JsonForm:
     """The form of ``contrail.v1.json``."""
 
@@ -127,7 +122,7 @@ class JsonForm:
     def check_lists(self, frame: bytes) -> Steps[None]:
         """See :class:`Form`."""
         if (yield from count_values(frame)) > _LISTED_MAX:
-            raise _too_many()
+            raise too_many_settled()
 
 
 class PackedForm:
@@ -205,12 +200,12 @@ class PackedForm:
             by_shard = parts.map(start)
             if by_shard is not None:
                 if by_shard[0] > SETTLED_MAX:
-                    raise _too_many()
+                    raise too_many_settled()
                 inner = yield from parts.spans(by_shard[1], 2 * by_shard[0])
                 lists = [at for at, _ in inner[1::2]]
             count += sum((parts.array(at) or (0, 0))[0] for at in lists)
         if count > SETTLED_MAX:
-            raise _too_many()
+            raise too_many_settled()
 
 
 def _all(parts: PackedParts, head: tuple[int, int], size: int) -> Steps[Spans]:

@@ -58,7 +58,7 @@ from contrail_gateway.core.frames import (
 from contrail_gateway.core.pulled import Pulled
 from contrail_gateway.core.session import Session, UnauthenticatedError
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import SignToken
+from contrail_gateway.deliveries import SignTokens
 from contrail_gateway.sockets.codec import (
     BatchAcks,
     Codec,
@@ -272,7 +272,7 @@ class SocketSession:
         """Send an error."""
         self.send(Failed(problem=problem(error), id=frame_id, sid=sid))
 
-    def push(self, sub: Subscription, pulled: Pulled, sign: SignToken | None) -> None:
+    def push(self, sub: Subscription, pulled: Pulled, sign: SignTokens | None) -> None:
         """Send messages."""
         self.counts.pushed += len(pulled)
         self._socket.send(self._codec.messages(sub, pulled, sign))

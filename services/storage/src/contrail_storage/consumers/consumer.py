@@ -258,12 +258,19 @@ def dispatcher_kind(config: ConsumerConfig) -> type[Dispatcher]:
 
 
 def _command(consumer: ConsumerMachine, items: list[AckItem]) -> Acknowledge:
-    reasons = ((item.seq, item.reason[:REASON_CHARS_MAX]) for item in items if item.reason)
+    reasons = (
+        (seq, item.reason[:REASON_CHARS_MAX]) for item in items if item.reason for seq in item.seqs
+    )
     return Acknowledge(
         consumer.consumer_id,
         consumer.epoch,
-        [item.seq for item in items if item.kind == "ack"],
-        [(item.kind, item.seq, item.delay_ns) for item in items if item.kind != "ack"],
+        [seq for item in items if item.kind == "ack" for seq in item.seqs],
+        [
+            (item.kind, seq, item.delay_ns)
+            for item in items
+            if item.kind != "ack"
+            for seq in item.seqs
+        ],
         dict(islice(reasons, REASONS_MAX)),
     )
 
