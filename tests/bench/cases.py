@@ -300,6 +300,18 @@ _READING: Final = (
         beside=(Beside("pull-1", 1, "1 connection"),),
     ),
     Case(
+        "pull-columns",
+        "pull 100 in columns, acks in the next pull, 1 connection",
+        "msg/s",
+        cases_read.Pull(1, columns=True),
+        aim=150_000,
+        beside=(
+            Beside("pull-1", 1, "in rows"),
+            Beside("redis-pull", 1, "Redis, XREADGROUP + XACK"),
+            Beside("nats-pull", 1, "NATS, pull + acks"),
+        ),
+    ),
+    Case(
         "pull-workqueue",
         "pull 100 with acks, 1 connection, from a workqueue stream",
         "msg/s",

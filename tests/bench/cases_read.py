@@ -185,6 +185,7 @@ class Pull:
 
     connections: int
     batch: int = 100
+    columns: bool = False
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages acknowledged a second."""
@@ -199,7 +200,7 @@ class Pull:
         start = bench.scale.messages - messages + 1
         config = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
         server.call("PUT", path, config)
-        scripts = Pulls(STREAM, consumer, messages, self.batch, self.connections)
+        scripts = Pulls(STREAM, consumer, messages, self.batch, self.connections, self.columns)
         driven = drive(bench, Load(server.port, server.pid, scripts))
         info = server.call("GET", path)
         floor = info["ack_floor"]["stream_seq"]

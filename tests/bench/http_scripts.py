@@ -20,6 +20,7 @@ SUBJECTS: Final = 16
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/vnd.msgpack"
+COLUMNS: Final = f"{MSGPACK}; form=columns"
 BYTES: Final = "application/octet-stream"
 COLUMNS: Final = "columns"
 """The form of a batch in msgpack that consists of columns, answered in runs."""
@@ -226,11 +227,22 @@ class _Pulled(msgspec.Struct):
     ack_results: list[_Refusable] = []
 
 
+class _Columns(msgspec.Struct):
+    count: int
+
+
+class _PulledColumns(msgspec.Struct):
+    cols: _Columns
+    ack_token: str
+    ack_results: list[_Refusable] = []
+
+
 class _Acknowledged(msgspec.Struct):
     results: list[_Refusable]
 
 
 _pulled: Final = msgspec.msgpack.Decoder(_Pulled)
+_pulled_columns: Final = msgspec.msgpack.Decoder(_PulledColumns)
 _acknowledged: Final = msgspec.json.Decoder(_Acknowledged)
 
 
@@ -254,13 +266,18 @@ class Share:
 class Pulling:
     """Pulls ``batch`` at a time and acknowledges each batch in the pull after it."""
 
-    def __init__(self, consumer_path: str, batch: int, share: Share) -> None:
+    def __init__(
+        self, consumer_path: str, batch: int, share: Share, *, columns: bool = False
+    ) -> None:
+        """With ``columns``, one acknowledgement is for all messages of a pull."""
         self.messages = 0
+        self._columns = columns
         self._path = consumer_path
         self._batch = batch
         self._share = share
         self._asked = 0
-        self._unconfirmed = 0
+        # Acknowledgements without a result yet, and the messages that they are for.
+        self._unconfirmed = self._held = 0
 
     def request(self, answer: bytes) -> bytes | None:
         """The next pull; at the end the last acknowledgements alone."""
@@ -270,7 +287,7 @@ class Pulling:
         acks = [{"token": token, "kind": "ack"} for token in tokens]
         if self._asked:
             pull = {"batch": self._asked, "expires": _PULL_EXPIRES, "acks": acks}
-            return self._post("next", pull, MSGPACK)
+            return self._post("next", pull, COLUMNS if self._columns else MSGPACK)
         # Synchronous: nothing is pending any more when the last answer is there.
         return self._post("ack", {"acks": acks, "sync": True}, JSON) if acks else None
 
@@ -283,18 +300,26 @@ class Pulling:
 
     def _take(self, answer: bytes) -> list[str]:
         body = memoryview(answer)[body_start(answer, (b"200",)) :]
-        if self._asked:
-            pulled = _pulled.decode(body)
+        tokens: list[str] = []
+        count = 0
+        if not self._asked:
+            results = _acknowledged.decode(body).results
+        elif self._columns:
+            columns = _pulled_columns.decode(body)
+            results, tokens, count = columns.ack_results, [columns.ack_token], columns.cols.count
         else:
-            pulled = _Pulled([], _acknowledged.decode(body).results)
-        self._confirm(pulled.ack_results)
-        self._share.give_back(self._asked - len(pulled.messages))
-        return [delivery.ack_token for delivery in pulled.messages]
+            pulled = _pulled.decode(body)
+            results, count = pulled.ack_results, len(pulled.messages)
+            tokens = [delivery.ack_token for delivery in pulled.messages]
+        self._confirm(results)
+        self._held = count
+        self._share.give_back(self._asked - count)
+        return tokens
 
     def _confirm(self, results: list[_Refusable]) -> None:
         if len(results) != self._unconfirmed or not all(result.ok for result in results):
             raise BenchError(f"not all of {self._unconfirmed} acks were taken: {results[:3]}")
-        self.messages += len(results)
+        self.messages += self._held
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,9 +331,10 @@ class Pulls:
     messages: int
     batch: int
     connections: int
+    columns: bool = False
 
     def __call__(self) -> Sequence[Script]:
         """The scripts of the connections."""
         path = f"/v1/streams/{self.stream}/consumers/{self.consumer}"
-        share = Share(self.messages)
-        return [Pulling(path, self.batch, share) for _ in range(self.connections)]
+        share, columns = Share(self.messages), self.columns
+        return [Pulling(path, self.batch, share, columns=columns) for _ in range(self.connections)]

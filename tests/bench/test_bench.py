@@ -89,6 +89,15 @@ def test_pulling_acknowledges_each_batch_once_and_ends_when_all_are_confirmed() 
     assert script.messages == 3
 
 
+def test_pulling_in_columns_acknowledges_all_of_a_batch_with_one_token() -> None:
+    script = Pulling("/c", batch=2, share=Share(2), columns=True)
+    assert b"form=columns" in (script.request(b"") or b"")
+    answer = msgspec.msgpack.encode({"cols": {"count": 2}, "ack_token": "t"})
+    assert b'"acks":[{"token":"t","kind":"ack"}]' in (script.request(http_answer(answer)) or b"")
+    assert script.request(http_answer(b'{"results":[{"ok":true}]}')) is None
+    assert script.messages == 2
+
+
 def test_short_pull_gives_back_what_it_did_not_get() -> None:
     script = Pulling("/c", batch=2, share=Share(2))
     script.request(b"")

@@ -90,7 +90,10 @@ def test_columns_arrive_as_they_are(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_answer_that_comes_for_a_caller_who_left_is_given_back_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [False, True])
+def test_answer_that_comes_for_a_caller_who_left_is_given_back_at_once(
+    tmp_path: Path, columns: bool
+) -> None:
     async def scenario() -> None:
         async with (
             consumer(tmp_path) as local,
@@ -99,7 +102,7 @@ def test_answer_that_comes_for_a_caller_who_left_is_given_back_at_once(tmp_path:
             remote(wire.port) as link,
         ):
             wire.opened.clear()
-            pull = asyncio.create_task(link.pull(asked(2)))
+            pull = asyncio.create_task(link.pull(asked(2, columns=columns)))
             await until_found(lambda: gave_out(local))
             pull.cancel()
             await asyncio.wait({pull})

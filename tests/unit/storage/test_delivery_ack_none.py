@@ -84,13 +84,19 @@ def test_columns_hold_what_a_list_would() -> None:
     run(scene())
 
 
-def test_columns_are_for_consumers_without_acks_alone() -> None:
+def test_columns_are_also_for_consumers_with_acks() -> None:
     async def scene() -> None:
         rig = new_acked_rig()
-        rig.publish("b")
-        result = await rig.pull(columns=True)
+        rig.publish("b", "b", "b")
+        assert list(map(facts, in_deliveries(in_columns(await rig.pull(2, columns=True))))) == [
+            (1, 1, 1, 2),
+            (2, 2, 1, 1),
+        ]
+        await rig.acknowledge(1, kind="nak")
+        # A message that comes again has no place in columns, nor have those that come with it.
+        result = await rig.pull(5, columns=True)
         assert result.columns is None
-        assert [facts(each) for each in result.deliveries] == [(1, 1, 1, 0)]
+        assert [facts(each) for each in result.deliveries] == [(1, 3, 2, 1), (3, 4, 1, 0)]
 
     run(scene())
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, StreamConfig
-from contrail_link.contract.consume import PullResult
+from contrail_link.contract.consume import Delivery, PullResult, in_deliveries
 from contrail_storage.core import commands as cmd
 from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, run_by_hand, turns
 
@@ -26,6 +26,8 @@ PULLS = [
     {"expires_s": 0.3},
     {"no_wait": True},
     {"expires_s": A_DAY_S, "max_bytes": 2},
+    {"expires_s": A_DAY_S, "columns": True},
+    {"no_wait": True, "max_bytes": 2, "columns": True},
 ]
 PENDING_MAX = [-1, 1, 2, 5]
 FILTERS: list[tuple[str, ...]] = [(), ("a.*",), ("b", "a.x")]
@@ -83,6 +85,11 @@ consumers = st.fixed_dictionaries(
 )
 
 
+def delivered(result: PullResult) -> list[Delivery]:
+    """What a pull got, in columns or not."""
+    return result.deliveries if result.columns is None else in_deliveries(result.columns)
+
+
 @dataclass
 class Story:
     """Plays a script on a dispatcher and remembers what clients saw.
@@ -122,7 +129,7 @@ class Story:
         for pull in [pull for pull in self.pulls if pull.done()]:
             self.pulls.remove(pull)
             if not pull.cancelled() and not isinstance(pull.exception(), ApiError):
-                deliveries += pull.result().deliveries
+                deliveries += delivered(pull.result())
         limit = self.rig.consumer.config.max_deliver
         for each in deliveries:
             assert limit < 1 or each.num_delivered <= limit, "sent once too often"

@@ -6,6 +6,7 @@ from itertools import groupby
 import msgspec
 
 from contrail_common.ack_tokens import AckTokens
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.timeunits import format_time
 from contrail_edge.inputs.messages import NO_HEADERS, MessageFields, payload_json
 from contrail_gateway.acks import AckOutcome
@@ -64,6 +65,45 @@ class PackedMessage(DeliveryFields):
     shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
+class PackedHeaders(msgspec.Struct, gc=False):
+    """Headers in columns: message i has the entries ``entry_offsets[i]`` to ``[i + 1]``.
+
+    Entry e has the name ``names[name_offsets[e]:name_offsets[e + 1]]`` and the values
+    ``value_offsets[e]`` to ``[e + 1]``. Value v is ``texts[text_offsets[v]:text_offsets[v + 1]]``.
+    Names and texts are UTF-8.
+    """
+
+    entry_offsets: bytes
+    name_offsets: bytes
+    value_offsets: bytes
+    text_offsets: bytes
+    names: bytes
+    texts: bytes
+
+
+class PackedColumns(msgspec.Struct, gc=False):
+    """Delivered messages in columns. Numbers are little-endian; offsets and indexes are u32.
+
+    ``seqs`` and ``times_ns`` (nanoseconds since 1970) are i64, one for each of ``count`` messages.
+    Message i has the subject ``subjects[subject_index[i]]``, the payload
+    ``data[offsets[i]:offsets[i + 1]]`` and the consumer sequence ``first_consumer_seq + i``. Every
+    message is delivered for the first time. ``num_pending`` messages follow the last. Without
+    ``headers`` no message has any.
+    """
+
+    stream: str
+    count: int
+    first_consumer_seq: int
+    num_pending: int
+    seqs: bytes
+    times_ns: bytes
+    subjects: list[str]
+    subject_index: bytes
+    offsets: bytes
+    data: bytes
+    headers: PackedHeaders | msgspec.UnsetType = msgspec.UNSET
+
+
 class PulledMessages(msgspec.Struct):
     """The answer to a pull. ``ack_results`` is present if the request had ``acks``."""
 
@@ -81,6 +121,34 @@ class PackedMessages(msgspec.Struct):
     messages: list[PackedMessage]
     num_pending: int
     ack_results: list[AckOutcome] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PulledColumns(msgspec.Struct):
+    """The answer to a pull in columns (at least one message), with one token for all of them."""
+
+    cols: PackedColumns
+    num_pending: int
+    ack_token: str
+    ack_results: list[AckOutcome] | msgspec.UnsetType = msgspec.UNSET
+
+
+def in_columns(stream: str, columns: DeliveryColumns) -> PackedColumns:
+    """Return deliveries in columns for msgpack."""
+    held = columns.columns
+    headers = None if held.headers is None else held.headers.nested()
+    return PackedColumns(
+        stream,
+        len(columns),
+        columns.first_consumer_seq,
+        columns.num_pending,
+        columns.seqs,
+        columns.times_ns,
+        columns.subjects,
+        columns.subject_index,
+        held.offsets,
+        held.payload,
+        msgspec.UNSET if headers is None else PackedHeaders(*msgspec.structs.astuple(headers)),
+    )
 
 
 def delivered_message(

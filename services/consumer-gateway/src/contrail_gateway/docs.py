@@ -33,7 +33,10 @@ NEXT: Final = Operation(
     "answers as soon as there are any. `acks` of an earlier batch are applied first, and "
     "their results are in `ack_results`; if no message arrives, such a request answers "
     "200 without messages instead of 204.\n\nWith `Accept: application/vnd.msgpack` "
-    "payloads are bytes in `data`.\n\nWith `Accept: application/x-ndjson` each line is a "
+    "payloads are bytes in `data`. With `form=columns` in that media type the answer has columns "
+    "in `cols` instead of `messages`, and one `ack_token` for all of them; messages that are "
+    "delivered again, or are of a stream with several shards, still come in `messages`."
+    "\n\nWith `Accept: application/x-ndjson` each line is a "
     "message. If nothing arrives for `idle_heartbeat`, which requires this format, the "
     'line `{"hb":true,"last_consumer_seq":7,"last_stream_seq":42}` is sent; for a stream '
     "with several shards it also has `shards` with both sequences of each. The last line "

@@ -10,6 +10,7 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.ack_tokens import AckTokens
+from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import NS_PER_S
 from contrail_edge.http.problems import invalid_field
@@ -29,6 +30,7 @@ from contrail_edge.inputs.negotiation import (
     MSGPACK_TYPE,
     NDJSON_TYPE,
     acceptable,
+    accepts_columns,
     content_type,
 )
 from contrail_edge.inputs.query import parse_query
@@ -42,8 +44,10 @@ from contrail_gateway.core.pull_rules import (
 )
 from contrail_gateway.deliveries import (
     PackedMessages,
+    PulledColumns,
     PulledMessages,
     delivered_message,
+    in_columns,
     packed_message,
     signer,
 )
@@ -51,6 +55,7 @@ from contrail_link.contract.consume import ConsumeLink, PullRequest, PullResult
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()
+_COLUMNS_TYPE: Final = f"{MSGPACK_TYPE}; form=columns".encode()
 _msgpack: Final = msgspec.msgpack.Encoder()
 
 _DELIVERED: Final = (200, "OK")
@@ -112,6 +117,7 @@ class _Pull:
     terms: PullTerms
     form: str
     base64: bool
+    columns: bool
     acked: list[AckOutcome] | None
 
     def asked(self, *, no_wait: bool, expires_ns: int) -> PullRequest:
@@ -123,6 +129,7 @@ class _Pull:
             expires_ns=expires_ns,
             max_bytes=self.terms.max_bytes,
             no_wait=no_wait,
+            columns=self.columns,
         )
 
 
@@ -146,17 +153,19 @@ class Pulls:
         )
         # Only now is it known that the consumer exists and allows this pull. A streamed answer
         # could not be refused any more.
-        if not result.deliveries and terms.expires_ns:
+        if result.is_empty and terms.expires_ns:
             if terms.heartbeat_ns:
                 lines = self._lines_with_heartbeats(pull, result)
                 return StreamResponse(200, lines, NDJSON_TYPE.encode())
             result = await self._wait(pull, result)
-        if not result.deliveries and pull.acked is None:
+        if result.is_empty and pull.acked is None:
             return no_content()
         return self._response(pull, result)
 
     async def _begin(self, request: Request) -> _Pull:
-        form = acceptable(request.headers.get(b"accept"), (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE))
+        accept = request.headers.get(b"accept")
+        form = acceptable(accept, (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE))
+        columns = form == MSGPACK_TYPE and accepts_columns(accept)
         try:
             base64 = payload_form(parse_query(request.query_string, PullQuery).payload)
         except ValueError as error:
@@ -167,7 +176,7 @@ class Pulls:
         acked = None
         if body.acks:
             acked = await self._acks.apply(stream, consumer, body.acks, sync=False)
-        return _Pull(request, stream, consumer, terms, form, base64, acked)
+        return _Pull(request, stream, consumer, terms, form, base64, columns, acked)
 
     async def _body(self, request: Request) -> PullBody:
         raw = await request.body(self._body_bytes_max)
@@ -199,6 +208,8 @@ class Pulls:
             body = self._head_line(pull) + self._last_lines(pull, result)
             return Response(200, body, NDJSON_TYPE.encode())
         acked = msgspec.UNSET if pull.acked is None else pull.acked
+        if result.columns is not None:
+            return Response(200, self._in_columns(pull, result, result.columns), _COLUMNS_TYPE)
         tokens = self._sign(pull, result)
         if pull.form == MSGPACK_TYPE:
             packed = list(map(packed_message, repeat(pull.stream), result.deliveries, tokens))
@@ -209,6 +220,14 @@ class Pulls:
             for one, token in zip(result.deliveries, tokens, strict=True)
         ]
         return json_response(200, PulledMessages(messages, result.num_pending, acked))
+
+    def _in_columns(self, pull: _Pull, result: PullResult, columns: DeliveryColumns) -> bytes:
+        acked = msgspec.UNSET if pull.acked is None else pull.acked
+        address = (result.shard_id, result.consumer_id, result.epoch)
+        seqs = columns.each_seq()
+        token = self._tokens.sign_all(pull.stream, pull.consumer, address, seqs)
+        cols = in_columns(pull.stream, columns)
+        return _msgpack.encode(PulledColumns(cols, result.num_pending, token, acked))
 
     async def _lines_with_heartbeats(
         self, pull: _Pull, nothing: PullResult

@@ -1,4 +1,4 @@
-"""Deliveries of a consumer that acknowledges nothing, in columns."""
+"""Deliveries in columns, each the first one of its message."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,6 +1,7 @@
 """Content negotiation: the format of a request's body, and of its answer."""
 
 import functools
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,6 +15,12 @@ MSGPACK_TYPE: Final = "application/vnd.msgpack"
 ARROW_TYPE: Final = "application/vnd.apache.arrow.stream"
 BYTES_TYPE: Final = "application/octet-stream"
 EVENTS_TYPE: Final = "text/event-stream"
+
+_COLUMNS_RANGE: Final = re.compile(
+    rb"(?:^|,)\s*%s\s*;(?:[^,]*;)?\s*form=\"?columns\"?\s*(?:[;,]|$)"
+    % re.escape(MSGPACK_TYPE.encode()),
+    re.IGNORECASE,
+)
 
 _CACHED_BYTES_MAX: Final = 256
 """Longer header values are unusual, and are not cached."""
@@ -58,6 +65,11 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
     if quality(best) <= 0:
         raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is available as {', '.join(offers)}")
     return best
+
+
+def accepts_columns(header: bytes | None) -> bool:
+    """Return True if the Accept header asks for msgpack in columns (``form=columns``)."""
+    return header is not None and b"columns" in header and _COLUMNS_RANGE.search(header) is not None
 
 
 def names_json(header: bytes | None) -> bool:

@@ -14,7 +14,8 @@ from contrail_link.contract.streams import CreateMode, Page
 class PullRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A pull: up to ``batch`` messages, waiting at most ``expires_ns`` for the first.
 
-    ``columns`` asks for columns; it only has an effect if the consumer has no acknowledgements.
+    ``columns`` asks for columns, which the result has unless a message is delivered again or the
+    stream has several shards.
     """
 
     stream: str
@@ -48,7 +49,7 @@ def in_deliveries(columns: DeliveryColumns) -> list[Delivery]:
 class PullResult(msgspec.Struct, frozen=True):
     """Deliveries of one pull; ``shard_id``, ``consumer_id`` and ``epoch`` go into the ack tokens.
 
-    ``columns`` replaces ``deliveries`` if the pull asked for columns and the consumer allows them.
+    ``columns`` replaces ``deliveries`` if the pull asked for columns and they are possible.
     If the stream has several shards, ``addresses`` has these three values for each of them.
     """
 
@@ -59,6 +60,11 @@ class PullResult(msgspec.Struct, frozen=True):
     epoch: int
     columns: DeliveryColumns | None = None
     addresses: dict[int, tuple[int, int, int]] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message came in time."""
+        return not self.deliveries and self.columns is None
 
     def address(self, delivery: Delivery) -> tuple[int, int, int]:
         """Return shard id, consumer id and epoch of one of the deliveries."""

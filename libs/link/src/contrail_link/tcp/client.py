@@ -120,9 +120,11 @@ class RemoteLink:
             result = methods.PULL.result.decode(body)
         except msgspec.DecodeError:
             return  # another version of storage; it delivers them again after ack_wait
-        items = [
-            AckItem(*result.address(one), [one.message.seq], "nak") for one in result.deliveries
-        ]
+        address = (result.shard_id, result.consumer_id, result.epoch)
+        seqs = [] if result.columns is None else result.columns.each_seq()
+        items = [AckItem(*address, seqs, "nak")] if seqs else []
+        for one in result.deliveries:
+            items.append(AckItem(*result.address(one), [one.message.seq], "nak"))
         if items:
             arguments = encode((request.stream, request.consumer, items, False))
             with contextlib.suppress(ApiError):

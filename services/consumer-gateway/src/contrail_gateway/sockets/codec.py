@@ -35,7 +35,7 @@ from contrail_gateway.core.frames import (
 )
 from contrail_gateway.core.pulled import Listed, Pulled
 from contrail_gateway.core.subscription import Subscription
-from contrail_gateway.deliveries import DeliveryFields, SignTokens
+from contrail_gateway.deliveries import DeliveryFields, PackedColumns, SignTokens, in_columns
 from contrail_gateway.sockets.large_frames import Form, JsonForm, PackedForm, check_frames
 
 _BLANK: Final = b" \t\r\n"
@@ -101,50 +101,11 @@ class PackedMessages(ServerFrame, tag="msgs"):
     cursor: str = ""
 
 
-class PushedHeaders(msgspec.Struct, gc=False):
-    """Headers in columns: message i has the entries ``entry_offsets[i]`` to ``[i + 1]``.
-
-    Entry e has the name ``names[name_offsets[e]:name_offsets[e + 1]]`` and the values
-    ``value_offsets[e]`` to ``[e + 1]``. Value v is ``texts[text_offsets[v]:text_offsets[v + 1]]``.
-    Names and texts are UTF-8.
-    """
-
-    entry_offsets: bytes
-    name_offsets: bytes
-    value_offsets: bytes
-    text_offsets: bytes
-    names: bytes
-    texts: bytes
-
-
-class PushedColumns(msgspec.Struct, gc=False):
-    """The messages of a frame in columns. Numbers are little-endian; offsets and indexes are u32.
-
-    ``seqs`` and ``times_ns`` (nanoseconds since 1970) are i64, one for each of ``count`` messages.
-    Message i has the subject ``subjects[subject_index[i]]``, the payload
-    ``data[offsets[i]:offsets[i + 1]]`` and the consumer sequence ``first_consumer_seq + i``. Every
-    message is delivered for the first time. ``num_pending`` messages follow the last. Without
-    ``headers`` no message has any.
-    """
-
-    stream: str
-    count: int
-    first_consumer_seq: int
-    num_pending: int
-    seqs: bytes
-    times_ns: bytes
-    subjects: list[str]
-    subject_index: bytes
-    offsets: bytes
-    data: bytes
-    headers: PushedHeaders | msgspec.UnsetType = msgspec.UNSET
-
-
 class ColumnMessages(ServerFrame, tag="msgs"):
     """Messages in columns, for a subscription that requested ``cols``. Only in msgpack."""
 
     sid: str
-    cols: PushedColumns
+    cols: PackedColumns
 
 
 class InvalidTextError(Exception):
@@ -334,7 +295,8 @@ class Codec:
         if not isinstance(pulled, DeliveryColumns):
             rows = _listed_rows(sub.stream, pulled, sign)
         elif sub.cols:
-            return self.encode(_in_columns(sub, pulled))
+            cols = in_columns(sub.stream, pulled)
+            return self.encode(ColumnMessages(sid=sub.sid, cols=cols))
         else:
             rows = _column_rows(sub.stream, pulled)
         frame = self._pack(sub.sid, rows)
@@ -398,28 +360,6 @@ def _column_rows(stream: str, pulled: DeliveryColumns) -> Iterable[Row]:
         range(pending, pending - count, -1),
     )
     return zip(fields, pulled.each_payload(), repeat(UNSET), repeat(UNSET))
-
-
-def _in_columns(sub: Subscription, pulled: DeliveryColumns) -> ServerFrame:
-    columns, headers = pulled.columns, None
-    if columns.headers is not None:
-        headers = columns.headers.nested()
-    return ColumnMessages(
-        sid=sub.sid,
-        cols=PushedColumns(
-            sub.stream,
-            len(pulled),
-            pulled.first_consumer_seq,
-            pulled.num_pending,
-            pulled.seqs,
-            pulled.times_ns,
-            pulled.subjects,
-            pulled.subject_index,
-            columns.offsets,
-            columns.payload,
-            UNSET if headers is None else PushedHeaders(*msgspec.structs.astuple(headers)),
-        ),
-    )
 
 
 def _json_messages(sid: str, rows: Iterable[Row]) -> Messages:

@@ -8,16 +8,15 @@ records deliveries before it sends them.
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
+from msgspec.structs import replace
 
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_link.contract.consume import Delivery, PullRequest, in_deliveries
 from contrail_storage.consumers.dispatcher import JOIN_S, Dispatcher
-from contrail_storage.consumers.pull_batch import ColumnBatch
+from contrail_storage.consumers.pull_batch import Batch
 from contrail_storage.core.commands import Advance
 from contrail_storage.core.results import Result
 from contrail_storage.reading.reader import Found
@@ -56,14 +55,12 @@ class AckNoneDispatcher(Dispatcher):
         async with self._lock:
             self.check_open()
             self._take_filters()
-            opened = partial(self.reader.opened, self.shard)
-            headers_only = self.consumer.config.headers_only
-            batch = ColumnBatch(request, opened, headers_only=headers_only)
+            batch = self._batch(replace(request, columns=True))
             begun = self._catch_up()
             try:
                 await self._collect_columns(batch)
-                pending = await self._count_pending() if batch.count else 0
-                if batch.count and self.confirm_led is not None:
+                pending = await self._count_pending() if batch.seqs else 0
+                if batch.seqs and self.confirm_led is not None:
                     await self.confirm_led()
                 self.check_open()
             except BaseException:
@@ -74,13 +71,13 @@ class AckNoneDispatcher(Dispatcher):
             if batch.too_large:
                 detail = f"the next message has {batch.too_large} bytes"
                 raise ApiError(errors.PULL_TOO_SMALL, detail)
-            if not batch.count:
+            if not batch.seqs:
                 return []
-            found = batch.deliveries(self.consumer_seq + 1, pending)
+            found = batch.columns(self.consumer_seq + 1, pending)
             self._give_out(found)
         return found if request.columns else in_deliveries(found)
 
-    async def _collect_columns(self, batch: ColumnBatch) -> None:
+    async def _collect_columns(self, batch: Batch) -> None:
         # Nothing may be awaited after the last check for new messages, or a wake would be missed.
         missed = False
         while not batch.full and await self._pass_others(missed=missed):
@@ -91,7 +88,7 @@ class AckNoneDispatcher(Dispatcher):
                 return
             await self.reader.prepare(self.shard, wanted)
             self.check_open()
-            if not batch.count:
+            if not batch.seqs:
                 self._take_filters()
             elif self._filters != self.consumer.config.filter_subjects:
                 return  # the next pull selects by the new filters, from after these messages
@@ -99,15 +96,12 @@ class AckNoneDispatcher(Dispatcher):
             if self._filter is wanted and self._catch_up() == position:
                 found = self._select(block, position)
                 missed = not len(found.positions)
-                self._take_columns(batch, found)
+                self._take_block(batch, found)
 
-    def _take_columns(self, batch: ColumnBatch, found: Found) -> None:
+    def _take_block(self, batch: Batch, found: Found) -> None:
         """Take messages while they fit, and move the position past them."""
-        fresh = found.positions
-        settled = self.consumer.acked_ahead
-        if settled:  # acknowledged by token, although the consumer needs no acknowledgements
-            fresh = fresh[~np.isin(fresh + found.block.base_seq, list(settled))]
-        taken = batch.take(found.block, fresh, self.shard.machine.subjects)
+        fresh = self._without_out(found)  # acknowledged by token, although nothing needs to be
+        taken = len(batch.take_columns(found.block, fresh, self.shard.machine.subjects))
         self.position = found.next_seq
         if taken < len(fresh):
             self.position = int(fresh[taken]) + found.block.base_seq

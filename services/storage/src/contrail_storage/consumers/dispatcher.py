@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contrail_common import errors
 from contrail_common.columns.blocks import Block
 from contrail_common.columns.delivery_columns import DeliveryColumns
@@ -257,11 +260,11 @@ class Dispatcher:
         async with self._lock:
             self.check_open()
             self._take_filters()
-            batch = Batch(request)
+            batch = self._batch(request)
             try:
                 await self._collect(batch)
-                pending = await self._count_pending() if batch.selected else 0
-                if batch.selected and self.confirm_led is not None:
+                pending = await self._count_pending() if batch.seqs else 0
+                if batch.seqs and self.confirm_led is not None:
                     await self.confirm_led()
                 # Once it is closed, deliveries are not recorded; then they must not be sent.
                 self.check_open()
@@ -270,7 +273,7 @@ class Dispatcher:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self._undo(batch.seqs)
                 raise
-            deliveries = self._to_deliveries(batch.selected, pending)
+            deliveries = self._to_deliveries(batch, pending)
         if batch.too_large:
             raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
         if committed is not None:
@@ -284,6 +287,10 @@ class Dispatcher:
             if isinstance(result, Refused):
                 raise consumer_deleted()
         return deliveries
+
+    def _batch(self, request: PullRequest) -> Batch:
+        opened = partial(self.reader.opened, self.shard)
+        return Batch(request, opened, headers_only=self.consumer.config.headers_only)
 
     async def _collect(self, batch: Batch) -> None:
         """Select messages that are due again, then new ones; all of them become in flight."""
@@ -415,8 +422,9 @@ class Dispatcher:
 
     def _take_found(self, batch: Batch, found: Found, capacity: int) -> int | None:
         """Take messages while they fit; return how many, or None when the batch is complete."""
+        take = self._take_columns if batch.in_columns else self._take_each
         try:
-            return self._take_each(batch, found, capacity)
+            return take(batch, found, capacity)
         finally:
             self._count.passed(found, self.position)
 
@@ -440,13 +448,42 @@ class Dispatcher:
         self.position = found.next_seq
         return taken
 
+    def _take_columns(self, batch: Batch, found: Found, capacity: int) -> int | None:
+        fresh, base_seq = self._without_out(found), found.block.base_seq
+        seqs = batch.take_columns(found.block, fresh[:capacity], self.shard.machine.subjects)
+        self.in_flight.update(seqs)
+        if seqs:
+            self._top_seq = max(self._top_seq, seqs[-1])
+        if len(seqs) < len(fresh):
+            self.position = int(fresh[len(seqs)]) + base_seq
+            return None
+        self.position = found.next_seq
+        return len(seqs)
+
+    def _without_out(self, found: Found) -> NDArray[np.intp]:
+        """The positions of the found messages that are not delivered, see :meth:`_is_out`."""
+        consumer, fresh = self.consumer, found.positions
+        top_seq = max(self._top_seq, consumer.delivered.stream_seq)
+        if not len(fresh) or (
+            not consumer.acked_ahead and int(fresh[0]) + found.block.base_seq > top_seq
+        ):
+            return fresh
+        seqs = (fresh + found.block.base_seq).tolist()
+        out = self.in_flight | consumer.acked_ahead | consumer.pending.among(set(seqs))
+        return fresh[[seq not in out for seq in seqs]]
+
     def _is_out(self, seq: int) -> bool:
         """Whether a message at or after ``position`` is delivered, as after an undo or new term."""
         consumer = self.consumer
         return seq in consumer.acked_ahead or seq in consumer.pending or seq in self.in_flight
 
-    def _to_deliveries(self, selected: list[Selected], pending: int) -> list[Delivery]:
-        deliveries = []
+    def _to_deliveries(self, batch: Batch, pending: int) -> list[Delivery] | DeliveryColumns:
+        if batch.in_columns and batch.seqs:
+            columns = batch.columns(self.consumer_seq + 1, pending)
+            self.consumer_seq = columns.last_consumer_seq
+            return columns
+        deliveries: list[Delivery] = []
+        selected = batch.selected
         pending += sum(1 for item in selected if item.attempt == 1)
         for item in selected:
             self.consumer_seq += 1

@@ -42,43 +42,10 @@ class Selected:
 
 
 class Batch:
-    """Collects the messages of a pull: at most ``batch`` messages and ``max_bytes``."""
+    """Collects the messages of a pull: at most ``batch`` messages and ``max_bytes``.
 
-    def __init__(self, request: PullRequest) -> None:
-        self.selected: list[Selected] = []
-        self.full = False
-        self.too_large = 0
-        """Size of the first message if it alone exceeds ``max_bytes``, else 0."""
-        self.left = request.batch
-        """Messages that it may still take."""
-        self._bytes = 0
-        self._bytes_max = request.max_bytes or PULL_BYTES_MAX
-        self._strict = request.max_bytes > 0
-
-    @property
-    def seqs(self) -> list[int]:
-        """Sequences of the selected messages."""
-        return [item.seq for item in self.selected]
-
-    def take(self, item: Selected, size: int) -> bool:
-        """Add ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
-        if self.full:
-            return False
-        first = not self.selected
-        # Without `max_bytes` in the request, the first message is delivered whatever its size.
-        if self._bytes + size > self._bytes_max and (not first or self._strict):
-            self.too_large = size if first else 0
-            self.full = True
-            return False
-        self.selected.append(item)
-        self._bytes += size
-        self.left -= 1
-        self.full = self.left <= 0
-        return True
-
-
-class ColumnBatch:
-    """Collects the messages of a pull, as :class:`Batch` does, a block at a time."""
+    They are either all ``selected`` one by one, or all in columns.
+    """
 
     def __init__(
         self,
@@ -88,61 +55,89 @@ class ColumnBatch:
         headers_only: bool,
     ) -> None:
         """``opened`` returns the columns of a block, with the given positions decrypted."""
-        self._opened = opened
-        self.count = 0
-        self.last_seq = 0
+        self.selected: list[Selected] = []
+        self.seqs: list[int] = []
+        """Sequences of all collected messages."""
         self.too_large = 0
-        self._left = request.batch
+        """Size of the first message if it alone exceeds ``max_bytes``, else 0."""
+        self.left = request.batch
+        """Messages that it may still take."""
+        # Without `max_bytes` in the request, the first message is delivered whatever its size.
         self._bytes_left = request.max_bytes or PULL_BYTES_MAX
         self._strict = request.max_bytes > 0
+        self._columns = request.columns
+        self._opened = opened
         self._headers_only = headers_only
         self._parts: list[DeliveryColumns] = []
 
     @property
     def full(self) -> bool:
         """Whether nothing more fits."""
-        return self._left <= 0
+        return self.left <= 0
 
-    def take(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> int:
-        """Add messages at ``positions`` of ``block`` while they fit; return how many did."""
-        wanted = positions[: self._left]
+    @property
+    def in_columns(self) -> bool:
+        """Whether to take messages in columns. Once some were selected one by one, all are."""
+        return self._columns and not self.selected
+
+    def take(self, item: Selected, size: int) -> bool:
+        """Add ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
+        if self.full:
+            return False
+        first = not self.seqs
+        if size > self._bytes_left and (not first or self._strict):
+            self.too_large = size if first else 0
+            self.left = 0
+            return False
+        self.selected.append(item)
+        self.seqs.append(item.seq)
+        self._bytes_left -= size
+        self.left -= 1
+        return True
+
+    def take_columns(
+        self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable
+    ) -> list[int]:
+        """Add messages at ``positions`` of ``block`` while they fit; return their sequences."""
+        wanted = positions[: self.left]
         if not len(wanted):
-            return 0
+            return []
         sizes = block.sizes()[wanted]
         ends = np.cumsum(sizes)
         taken = int(np.searchsorted(ends, self._bytes_left, side="right"))
-        # As in `Batch`: the first message always fits, unless the request limits bytes.
-        if not (taken or self.count):
+        if not (taken or self.seqs):
             if self._strict:
                 self.too_large = int(sizes[0])
             else:
                 taken = 1
+        seqs: list[int] = []
         if taken:
-            self._add(block, wanted[:taken], subjects)
+            seqs = self._add(block, wanted[:taken], subjects)
             self._bytes_left -= int(ends[taken - 1])
-        self._left = 0 if taken < len(wanted) else self._left - taken
-        return taken
+        self.left = 0 if taken < len(wanted) else self.left - taken
+        return seqs
 
-    def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> None:
-        seqs = (positions + block.base_seq).astype(np.int64)
+    def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> list[int]:
         numbers, index = np.unique(block.subject_ids[positions], return_inverse=True)
         columns = _columns_at(self._opened(block, positions), positions)
+        places = (positions + block.base_seq).astype(np.int64)
         self._parts.append(
             DeliveryColumns(
                 0,
                 0,
-                seqs.tobytes(),
+                places.tobytes(),
                 block.times_ns[positions].tobytes(),
                 [subjects.name(number) for number in numbers.tolist()],
                 index.astype(np.uint32).tobytes(),
                 _without_payloads(columns) if self._headers_only else columns,
             )
         )
-        self.count += len(positions)
-        self.last_seq = int(seqs[-1])
+        seqs: list[int] = places.tolist()
+        self.seqs += seqs
+        return seqs
 
-    def deliveries(self, first_consumer_seq: int, num_pending: int) -> DeliveryColumns:
-        """Return the collected messages (at least one); ``num_pending`` remain."""
+    def columns(self, first_consumer_seq: int, num_pending: int) -> DeliveryColumns:
+        """Return the messages in columns (at least one); ``num_pending`` remain."""
         joined = join_deliveries(self._parts)
         joined.first_consumer_seq = first_consumer_seq
         joined.num_pending = num_pending
