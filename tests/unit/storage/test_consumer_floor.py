@@ -105,3 +105,35 @@ def test_ack_of_all_covers_what_was_delivered_before_it_though_no_record_says_so
     consumer.change(cmd.Deliver(1, 1, [3, 4], 5), Step(1, 0, Writes()))
     assert not consumer.pending
     assert consumer.floor.stream_seq == 5
+
+
+batches = st.lists(
+    # Deliveries, how far the recorded position is behind them, and acknowledgements of any.
+    st.tuples(
+        st.lists(st.integers(1, 40), min_size=1, max_size=12, unique=True).map(sorted),
+        st.integers(0, 30),
+        st.lists(st.integers(1, 40), max_size=12),
+    ),
+    max_size=8,
+)
+
+
+@given(batches)
+def test_deliveries_in_one_pass_are_recorded_as_one_by_one(
+    taken: list[tuple[list[int], int, list[int]]],
+) -> None:
+    config = consumer_config("c", max_ack_pending=-1)
+    states = []
+    for in_one_pass in (True, False):
+        consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
+        for number, (seqs, behind, acked) in enumerate(taken, 1):
+            # The position is behind while earlier deliveries are on their way to the log.
+            position = max(seqs[-1] + 1 - behind, 1)
+            changes = [cmd.Deliver(1, 1, seqs, position)]
+            if not in_one_pass:
+                changes = [cmd.Deliver(1, 1, [seq], 1) for seq in seqs]
+                changes[-1].position = position
+            for change in [*changes, cmd.Acknowledge(1, 1, acked)]:
+                consumer.change(change, Step(number, number, Writes()))
+        states.append(consumer.snapshot())
+    assert states[0] == states[1]

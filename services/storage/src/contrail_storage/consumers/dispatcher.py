@@ -463,10 +463,9 @@ class Dispatcher:
     def _without_out(self, found: Found) -> NDArray[np.intp]:
         """The positions of the found messages that are not delivered, see :meth:`_is_out`."""
         consumer, fresh = self.consumer, found.positions
-        top_seq = max(self._top_seq, consumer.delivered.stream_seq)
-        if not len(fresh) or (
-            not consumer.acked_ahead and int(fresh[0]) + found.block.base_seq > top_seq
-        ):
+        ahead_seq = max(consumer.acked_ahead, default=0)
+        top_seq = max(self._top_seq, consumer.delivered.stream_seq, ahead_seq)
+        if not len(fresh) or int(fresh[0]) + found.block.base_seq > top_seq:
             return fresh
         seqs = (fresh + found.block.base_seq).tolist()
         out = self.in_flight | consumer.acked_ahead | consumer.pending.among(set(seqs))

@@ -241,9 +241,11 @@ class ConsumerMachine:
 
     def _deliver_first(self, seqs: list[int], consumer_seq: int, elapsed_ns: int) -> bool:
         """Record deliveries in one pass, if nothing is to be decided for each of them."""
+        # The position is behind while earlier deliveries are on their way to the log, and the
+        # acknowledgements of those are ahead of it then.
         return (
             seqs[0] >= self.next_seq
-            and not self.acked_ahead
+            and self.acked_ahead.isdisjoint(seqs)
             and self.config.ack_policy != "none"
             and self.pending.add_first(seqs, consumer_seq, self._deadline_ns(elapsed_ns, 1))
         )
@@ -307,7 +309,9 @@ class ConsumerMachine:
 
     def _advance(self, next_seq: int) -> None:
         # Never back, in whatever order records reach the log.
-        self.next_seq = max(self.next_seq, next_seq)
+        if next_seq <= self.next_seq:
+            return
+        self.next_seq = next_seq
         if self.acked_ahead:
             self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
 

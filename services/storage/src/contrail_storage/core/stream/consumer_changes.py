@@ -1,6 +1,8 @@
 """Commands about consumers: creating, changing and dropping them, deliveries, acknowledgements."""
 
-from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
 
 from contrail_common import config_rules, errors, retention_rules
 from contrail_common.model import Advisory, AdvisoryAction
@@ -16,6 +18,9 @@ from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.results import ConsumerPut, Done, Refused, Result, Step
 from contrail_storage.core.stream.removal import interest
 from contrail_storage.core.stream.shard_state import ShardState
+
+_ONE_BY_ONE: Final = 8
+"""Up to so many sequences, a loop takes less time than numpy."""
 
 
 def put(state: ShardState, step: Step, command: cmd.PutConsumer) -> Result:
@@ -129,14 +134,15 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
     return Done()
 
 
-def forget_gone(
-    state: ShardState, step: Step, consumer: ConsumerMachine, seqs: Iterable[int]
-) -> None:
+def forget_gone(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: list[int]) -> None:
     """Remove the ``seqs`` from pending that are no longer in the stream.
 
     A delivery is recorded after it was sent. A message that was removed in between must leave
     pending here: its removal is over, so no later command would do it.
     """
+    if len(seqs) > _ONE_BY_ONE:
+        numbers = np.array(seqs, np.int64)
+        seqs = numbers[~state.are_live(numbers)].tolist()
     gone = [seq for seq in seqs if not state.is_live(seq) and seq in consumer.pending]
     if gone:
         consumer.change(Gone(gone), step)
