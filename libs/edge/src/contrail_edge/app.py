@@ -19,7 +19,13 @@ from contrail_edge.http.cors import Cors
 from contrail_edge.http.delivery import Wire, cut, deliver
 from contrail_edge.http.guard import Guard
 from contrail_edge.http.problems import refusal
-from contrail_edge.http.requests import REQUEST_KEY, ClientGoneError, EdgeState, Request
+from contrail_edge.http.requests import (
+    CLIENT_GONE_STATUS,
+    REQUEST_KEY,
+    ClientGoneError,
+    EdgeState,
+    Request,
+)
 from contrail_edge.http.responses import Answer, Header, Response
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.inputs.paths import canonical_path, split_path
@@ -38,8 +44,6 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger(__name__)
 
-CLIENT_GONE_STATUS: Final = 499
-"""Status in the metrics for a request whose client left before the answer."""
 INTERNAL_STATUS: Final = 500
 BUSY_STATUS: Final = 503
 """Not logged: readiness and metrics show it, and a line for each refusal would add load."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
+from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common import errors
@@ -33,15 +34,11 @@ class DirectTarget:
     path_values: dict[str, str]
 
 
-class _Unwatched:
-    def set(self) -> None:
-        """Do nothing: no task waits for the request, which is handled when it is complete."""
-
-
 class DirectExchange:
     """One request and its answer on a connection."""
 
     __slots__ = (
+        "_left",
         "begun",
         "body",
         "default_headers",
@@ -55,7 +52,6 @@ class DirectExchange:
         "transport",
     )
 
-    message_event: Final = _Unwatched()
     response_started: Final = False
     """Always False, because the whole answer is one write."""
 
@@ -79,6 +75,26 @@ class DirectExchange:
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
+        # Done when the client has left; None while no handler waits for that.
+        self._left: asyncio.Future[None] | None = None
+        request.receive = self.receive
+
+    @property
+    def message_event(self) -> "DirectExchange":
+        """What the protocol sets when the client has left."""
+        return self
+
+    def set(self) -> None:
+        """Wake the handler if it waits for the end of the connection."""
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
+
+    async def receive(self) -> Message:
+        """Return when the client has left. The handler has the body already."""
+        if not self.disconnected:
+            self._left = asyncio.get_running_loop().create_future()
+            await self._left
+        return {"type": "http.disconnect"}
 
     def send(self, answer: Response) -> None:
         """Write the whole answer, and close the connection if it is not kept alive."""

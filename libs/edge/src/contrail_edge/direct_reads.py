@@ -1,40 +1,52 @@
-"""Direct handlers for reads, which may wait for a disk or for another process."""
+"""Direct handlers that may wait: for a disk, for another process, or for messages."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_edge.http.requests import Request
+from contrail_edge.http.requests import CLIENT_GONE_STATUS, ClientGoneError, Request
 from contrail_edge.http.responses import Response
 from contrail_edge.routing import ReadHandler, Reply
 
 _log = structlog.get_logger(__name__)
 
 
-class DirectRead:
-    """Answers a read by running the route's handler in a task of its own."""
+class DirectTask:
+    """Answers a request by running a handler of its body in a task of its own."""
 
     __slots__ = ("_handler", "_running")
 
-    def __init__(self, handler: ReadHandler) -> None:
+    def __init__(self, handler: Callable[[Request, bytes], Awaitable[Response]]) -> None:
         self._handler = handler
         self._running: set[asyncio.Task[None]] = set()  # the event loop only has weak references
 
     def __call__(self, request: Request, body: bytes, reply: Reply) -> None:
         """Start the task; ``reply`` is called exactly once, later."""
-        task = asyncio.get_running_loop().create_task(self._answer(request, reply))
+        task = asyncio.get_running_loop().create_task(self._answer(request, body, reply))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _answer(self, request: Request, reply: Reply) -> None:
+    async def _answer(self, request: Request, body: bytes, reply: Reply) -> None:
         answer: Response | ApiError
         try:
-            answer = await self._handler(request)
+            answer = await self._handler(request, body)
         except ApiError as error:
             answer = error
+        except ClientGoneError:
+            answer = Response(CLIENT_GONE_STATUS)  # counted, and sent to nobody
         except Exception:
             _log.exception("request_failed")
             answer = ApiError(errors.INTERNAL)
         reply(answer)
+
+
+class DirectRead(DirectTask):
+    """Answers a read by running the route's handler in a task of its own."""
+
+    __slots__ = ()
+
+    def __init__(self, handler: ReadHandler) -> None:
+        super().__init__(lambda request, _: handler(request))

@@ -355,6 +355,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return None
         if direct.types and headers.get(b"content-type") not in direct.types:
             return None
+        if direct.accepts and headers.get(b"accept", b"*/*") not in direct.accepts:
+            return None
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         return self._exchange(request, target, keep_alive=keep_alive)
 

@@ -97,13 +97,15 @@ class Direct:
 
     It takes requests without a query and with a body of known length (POST), or with neither (GET).
 
-    ``types`` are the content types that it accepts, compared literally (empty: any or none). Bodies
-    above ``body_bytes_max`` go through the application, which reads them while they arrive.
+    ``types`` are the content types that it accepts, and ``accepts`` the Accept headers, both
+    compared literally (empty: any or none; a request without Accept has ``*/*``). Bodies above
+    ``body_bytes_max`` go through the application, which reads them while they arrive.
     """
 
     handler: DirectHandler
     types: frozenset[bytes] = frozenset()
     body_bytes_max: int = DIRECT_BODY_BYTES_MAX
+    accepts: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def edge_module(link: StorageLink, settings: EdgeSettings) -> EdgeModule:
     return EdgeModule(
         link=link,
         routes=(
-            Route("POST", f"{_CONSUMER}/next", pulls.next, docs.NEXT),
+            Route("POST", f"{_CONSUMER}/next", pulls.next, docs.NEXT, pulls.direct),
             Route("POST", f"{_CONSUMER}/ack", acks.ack, docs.ACK),
         ),
         sockets=(Sockets(link, tokens, settings),),

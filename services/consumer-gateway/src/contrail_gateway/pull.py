@@ -13,6 +13,7 @@ from contrail_common.ack_tokens import AckTokens
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import NS_PER_S
+from contrail_edge.direct_reads import DirectTask
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import (
@@ -34,6 +35,7 @@ from contrail_edge.inputs.negotiation import (
     content_type,
 )
 from contrail_edge.inputs.query import parse_query
+from contrail_edge.routing import Direct
 from contrail_gateway.acks import Acknowledger, AckOutcome
 from contrail_gateway.core.pull_rules import (
     ACKS_BYTES_MAX,
@@ -56,6 +58,9 @@ from contrail_link.contract.consume import ConsumeLink, PullRequest, PullResult
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()
 _COLUMNS_TYPE: Final = f"{MSGPACK_TYPE}; form=columns".encode()
+_ACCEPTED_DIRECTLY: Final = frozenset(
+    {b"*/*", JSON_TYPE.encode(), MSGPACK_TYPE.encode(), _COLUMNS_TYPE}
+)
 _msgpack: Final = msgspec.msgpack.Encoder()
 
 _DELIVERED: Final = (200, "OK")
@@ -144,9 +149,26 @@ class Pulls:
         self._acks = acks
         self._body_bytes_max = min(ACKS_BYTES_MAX, settings.body_bytes_max)
 
+    @property
+    def direct(self) -> Direct:
+        """The handler for requests whose whole answer is one write: not NDJSON."""
+        return Direct(
+            DirectTask(self._next_directly),
+            types=frozenset({JSON_TYPE.encode()}),
+            accepts=_ACCEPTED_DIRECTLY,
+        )
+
     async def next(self, request: Request) -> Answer:
         """Apply the acknowledgements of the body, then wait for messages and deliver them."""
-        pull = await self._begin(request)
+        return await self._next(request, await request.body(self._body_bytes_max))
+
+    async def _next_directly(self, request: Request, body: bytes) -> Response:
+        answer = await self._next(request, body)
+        assert isinstance(answer, Response)
+        return answer
+
+    async def _next(self, request: Request, raw: bytes) -> Answer:
+        pull = await self._begin(request, raw)
         terms = pull.terms
         result = await self._link.pull(
             pull.asked(no_wait=True, expires_ns=terms.expires_ns if terms.expires_given else 0)
@@ -162,7 +184,7 @@ class Pulls:
             return no_content()
         return self._response(pull, result)
 
-    async def _begin(self, request: Request) -> _Pull:
+    async def _begin(self, request: Request, raw: bytes) -> _Pull:
         accept = request.headers.get(b"accept")
         form = acceptable(accept, (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE))
         columns = form == MSGPACK_TYPE and accepts_columns(accept)
@@ -170,7 +192,7 @@ class Pulls:
             base64 = payload_form(parse_query(request.query_string, PullQuery).payload)
         except ValueError as error:
             raise invalid_field("payload", str(error)) from None
-        body = await self._body(request)
+        body = self._body(request, raw)
         terms = pull_terms(body, heartbeats=form == NDJSON_TYPE)
         stream, consumer = request.path_values["stream"], request.path_values["consumer"]
         acked = None
@@ -178,8 +200,8 @@ class Pulls:
             acked = await self._acks.apply(stream, consumer, body.acks, sync=False)
         return _Pull(request, stream, consumer, terms, form, base64, columns, acked)
 
-    async def _body(self, request: Request) -> PullBody:
-        raw = await request.body(self._body_bytes_max)
+    @staticmethod
+    def _body(request: Request, raw: bytes) -> PullBody:
         if not raw:
             return PullBody()
         content_type(request.headers.get(b"content-type"), (JSON_TYPE,))

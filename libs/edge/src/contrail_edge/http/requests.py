@@ -20,6 +20,9 @@ from contrail_link.request_context import REQUEST_ID, RequestContext
 REQUEST_KEY: Final = "contrail.request"
 """Key of the ASGI scope under which a request that FastAPI serves has its ``Request``."""
 
+CLIENT_GONE_STATUS: Final = 499
+"""Status in the metrics for a request whose client left before the answer."""
+
 _T = TypeVar("_T")
 
 _IDENTITY: Final = b"identity"
