@@ -1,7 +1,11 @@
 """Calls that manage consumers, pull and acknowledge."""
 
+import struct
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contrail_client.calls import Answer, conclude
 from contrail_client.errors import AcksRefused, UnexpectedAnswer
@@ -13,9 +17,41 @@ INFO = b"""{"stream": "S", "name": "c", "created": "2026-01-31T08:00:00.00000000
   "delivered": {"consumer_seq": 5, "stream_seq": 9, "last_active": null},
   "ack_floor": {"consumer_seq": 4, "stream_seq": 8}, "num_ack_pending": 1, "num_redelivered": 0,
   "num_waiting": 0, "num_pending": 3, "push_bound": false, "paused": false}"""
-PULLED = b"""{"messages": [{"stream": "S", "seq": 9, "subject": "a",
-  "time": "2026-01-31T08:00:00.000000000Z", "headers": {}, "data": "x", "consumer_seq": 5,
-  "num_delivered": 2, "num_pending": 3, "ack_token": "t9"}], "num_pending": 3}"""
+FACTS = {"consumer_seq": 5, "num_delivered": 2, "num_pending": 3, "ack_token": "t9"}
+PULLED = msgspec.msgpack.encode(
+    {
+        "messages": [
+            {
+                "stream": "S",
+                "seq": 9,
+                "subject": "a",
+                "time": "",
+                "headers": {},
+                **FACTS,
+                "data": b"x",
+            }
+        ],
+        "num_pending": 3,
+    }
+)
+COLUMNS = msgspec.msgpack.encode(
+    {
+        "cols": {
+            "stream": "S",
+            "count": 3,
+            "first_consumer_seq": 5,
+            "num_pending": 7,
+            "seqs": struct.pack("<3q", 4, 6, 7),
+            "times_ns": struct.pack("<3q", 10**9, 10**9, 2 * 10**9),
+            "subjects": ["a", "b"],
+            "subject_index": struct.pack("<3I", 1, 0, 1),
+            "offsets": struct.pack("<4I", 0, 1, 3, 3),
+            "data": b"x\xff\xfe",
+        },
+        "num_pending": 7,
+        "ack_token": "head.*",
+    }
+)
 REFUSED = b"""{"results": [{"ok": true}, {"problem": {"title": "stale token", "status": 409,
   "detail": "the consumer was reset", "code": 20010, "name": "stale_token", "retryable": false,
   "errors": []}}]}"""
@@ -83,6 +119,23 @@ def test_pulled_messages_carry_their_delivery_facts() -> None:
     assert (message.consumer_seq, message.num_delivered, message.num_pending) == (5, 2, 3)
 
 
+def test_columns_become_messages_with_a_token_each() -> None:
+    found = conclude(pull(), Answer(200, {}, COLUMNS))
+    assert found.num_pending == 7
+    assert [(one.seq, one.subject, one.payload, one.ack_token) for one in found] == [
+        (4, "b", b"x", "head.0"),
+        (6, "a", b"\xff\xfe", "head.1"),
+        (7, "b", b"", "head.2"),
+    ]
+    assert [(one.data, one.data_base64) for one in found][:2] == [("x", None), (None, b"\xff\xfe")]
+    assert [(one.consumer_seq, one.num_delivered, one.num_pending) for one in found] == [
+        (5, 1, 9),
+        (6, 1, 8),
+        (7, 1, 7),
+    ]
+    assert found.messages[2].time == "1970-01-01T00:00:02.000000000Z"
+
+
 def test_pull_that_waited_in_vain_is_empty() -> None:
     assert conclude(pull(), Answer(204, {})) == Pull()
 
@@ -97,6 +150,37 @@ def test_acknowledgements_go_into_one_request() -> None:
         ],
         "sync": False,
     }
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["h", "h.2", "old"]), st.integers(0, 4)), min_size=1, max_size=9
+    ),
+    st.data(),
+)
+def test_acknowledgements_of_a_head_go_together(
+    tokens: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    given_tokens = [head if head == "old" else f"{head}.{at}" for head, at in tokens]
+    call = consumers.acknowledge("S", "c", "ack", list(map(delivery, given_tokens)))
+    acks = msgspec.json.decode(call.request.body)["acks"]
+    meant: list[list[str]] = []
+    for ack in acks:
+        head, _, position = ack["token"].rpartition(".")
+        ranges = ack.get("ranges")
+        assert (ranges is not None) == (position == "*")
+        places = [at for first, last in ranges or () for at in range(first, last + 1)]
+        assert places == sorted(set(places))
+        meant.append([f"{head}.{at}" for at in places] or [ack["token"]])
+    assert [one for some in meant for one in some] == given_tokens
+    # The result of an ack is that of each of its messages.
+    bad = data.draw(st.integers(0, len(acks) - 1))
+    problem = msgspec.json.decode(REFUSED)["results"][1]
+    results = [problem if at == bad else {"ok": True} for at in range(len(acks))]
+    with pytest.raises(AcksRefused) as caught:
+        conclude(call, Answer(200, {}, msgspec.json.encode({"results": results})))
+    begin = sum(map(len, meant[:bad]))
+    assert list(caught.value.refused) == list(range(begin, begin + len(meant[bad])))
 
 
 def test_refused_acknowledgements_are_raised_by_position() -> None:

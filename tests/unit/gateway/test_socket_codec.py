@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_client.columns import Columns, messages_of
 from contrail_client.errors import UnexpectedAnswer
-from contrail_client.live.columns import messages_of
-from contrail_client.live.frames import Columns, Msgs, decode
+from contrail_client.live.frames import Msgs, decode
 from contrail_client.models import Delivered
 from contrail_common.columns.blocks import columns_of
 from contrail_common.columns.delivery_columns import DeliveryColumns

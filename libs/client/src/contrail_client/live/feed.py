@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import Final, Generic, Self, TypeVar
 
+from contrail_client.columns import messages_of
 from contrail_client.errors import Closed, ContrailError, SubscriptionEnded
-from contrail_client.live.columns import messages_of
 from contrail_client.live.connection import AsyncConnection
 from contrail_client.live.credit import CreditWindow
 from contrail_client.live.frames import (

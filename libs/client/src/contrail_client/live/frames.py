@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from contrail_client.calls import Problem, problem_of
+from contrail_client.columns import Columns
 from contrail_client.errors import ContrailError, UnexpectedAnswer
 from contrail_client.models import Delivered
 from contrail_client.times import Duration
@@ -160,40 +161,6 @@ class Refused(ServerFrame, tag="error"):
     def error(self) -> ContrailError:
         """The refusal as an exception."""
         return problem_of(self.problem)
-
-
-class HeaderColumns(msgspec.Struct):
-    """The headers of the messages in a frame.
-
-    `entry_offsets` point from messages to entries (one name each), `value_offsets` from entries to
-    values, and `text_offsets` from values to `texts`.
-    """
-
-    entry_offsets: bytes
-    name_offsets: bytes
-    value_offsets: bytes
-    text_offsets: bytes
-    names: bytes
-    texts: bytes
-
-
-class Columns(msgspec.Struct):
-    """The messages of a frame in columns.
-
-    Numbers are little-endian: i64 for `seqs` and `times_ns`, u32 for indexes and offsets.
-    """
-
-    stream: str
-    count: int
-    first_consumer_seq: int
-    num_pending: int
-    seqs: bytes
-    times_ns: bytes
-    subjects: list[str]
-    subject_index: bytes
-    offsets: bytes
-    data: bytes
-    headers: HeaderColumns | None = None
 
 
 class Msgs(ServerFrame, tag="msgs"):

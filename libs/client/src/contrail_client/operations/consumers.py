@@ -1,16 +1,16 @@
 """Calls that manage consumers, pull from them and acknowledge."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import force_setattr
 
 from contrail_client.calls import (
-    JSON,
     LONG_POLL_S,
     MERGE_PATCH,
+    MSGPACK,
     Answer,
     Call,
     Page,
@@ -23,12 +23,25 @@ from contrail_client.calls import (
     precondition,
     with_etag,
 )
+from contrail_client.columns import Columns, messages_of
 from contrail_client.configs import ConsumerConfig
-from contrail_client.errors import AcksRefused
-from contrail_client.models import ConsumerInfo, D, Delivery, Pull
+from contrail_client.errors import AcksRefused, ApiProblem
+from contrail_client.models import ConsumerInfo, D, Delivered, Delivery, Pull
 from contrail_client.times import Duration
 
 AckKind = Literal["ack", "nak", "term", "in_progress"]
+
+
+class _Pulled(msgspec.Struct):
+    """The answer to a pull: columns with one token for all of them, or messages with their own.
+
+    Messages that are delivered again are never in columns, and servers of 0.2 know none.
+    """
+
+    messages: list[Delivered] = []
+    cols: Columns | None = None
+    num_pending: int = 0
+    ack_token: str = ""
 
 
 class _AckResult(msgspec.Struct):
@@ -40,6 +53,10 @@ class _AckResults(msgspec.Struct):
     results: list[_AckResult]
 
 
+_ALL = ".*"
+"""Ends a token that is for all messages of its head."""
+_COLUMNS = f"{MSGPACK}; form=columns"
+_pulled = msgspec.msgpack.Decoder(_Pulled)
 _info = with_etag(json_as(ConsumerInfo))
 _page = json_as(Page[ConsumerInfo])
 _ack_results = json_as(_AckResults)
@@ -115,15 +132,28 @@ def pull(
 ) -> Call[Pull[D]]:
     """Pull up to `batch` messages; the server waits up to `expires` for the first one.
 
-    The messages are decoded as `kind`; pass the result to `bound`.
+    The messages are made as `kind`; pass the result to `bound`.
     """
+
+    def parse(answer: Answer) -> Pull[D]:
+        if not answer.body:  # 204: nothing came in time
+            return Pull()
+        found = _pulled.decode(answer.body)
+        if found.cols is None:
+            messages = [_delivery(kind, one, one.ack_token) for one in found.messages]
+        else:
+            head = found.ack_token.removesuffix(_ALL)
+            rows = enumerate(messages_of(found.cols))
+            messages = [_delivery(kind, one, f"{head}.{at}") for at, one in rows]
+        return Pull(tuple(messages), found.num_pending)
+
     body = given(batch=batch, expires=expires, max_bytes=max_bytes, no_wait=no_wait)
     return call(
         "POST",
         path_of("streams", stream, "consumers", name, "next"),
-        _pull_of(kind),
+        parse,
         json=body,
-        headers=(("Accept", JSON),),
+        headers=(("Accept", _COLUMNS),),
         # The timeout of the answer allows for the longest wait, whatever `expires` is.
         wait_s=LONG_POLL_S,
     )
@@ -147,20 +177,24 @@ def acknowledge(
     def parse(answer: Answer) -> None:
         results = _ack_results(answer).results
         # Results are matched by position.
-        if len(results) != len(deliveries):
-            raise ValueError(f"{len(results)} results for {len(deliveries)} acknowledgements")
-        refused = {
-            position: item_problem(result.problem or {})
-            for position, result in enumerate(results)
-            if not result.ok
-        }
+        if len(results) != len(acks):
+            raise ValueError(f"{len(results)} results for {len(acks)} acknowledgements")
+        refused: dict[int, ApiProblem] = {}
+        at = 0
+        for result, count in zip(results, counts, strict=True):
+            if not result.ok:
+                problem = item_problem(result.problem or {})
+                refused |= dict.fromkeys(range(at, at + count), problem)
+            at += count
         if refused:
             raise AcksRefused(refused)
 
+    grouped = list(_grouped([delivery.ack_token for delivery in deliveries]))
     acks = [
-        given(token=delivery.ack_token, kind=kind, delay=delay, reason=reason)
-        for delivery in deliveries
+        given(token=token, kind=kind, delay=delay, reason=reason, ranges=ranges)
+        for token, ranges, _ in grouped
     ]
+    counts = [count for _, _, count in grouped]
     return call(
         "POST",
         path_of("streams", stream, "consumers", name, "ack"),
@@ -176,7 +210,47 @@ def bound(found: Pull[D], consumer: object) -> Pull[D]:
     return found
 
 
-@cache
-def _pull_of(kind: type[D]) -> Callable[[Answer], Pull[D]]:
-    read: Callable[[Answer], Pull[D]] = json_as(Pull[kind])  # type: ignore[valid-type]
-    return lambda answer: read(answer) if answer.body else Pull()  # 204: nothing came in time
+def _delivery(kind: type[D], one: Delivered, token: str) -> D:
+    text: str | None = None
+    with suppress(UnicodeDecodeError):
+        text = one.data.decode()
+    return kind(
+        stream=one.stream,
+        seq=one.seq,
+        subject=one.subject,
+        time=one.time,
+        headers=one.headers,
+        data=text,
+        data_base64=one.data if text is None else None,
+        shard=one.shard,
+        consumer_seq=one.consumer_seq,
+        num_delivered=one.num_delivered,
+        num_pending=one.num_pending,
+        ack_token=token,
+    )
+
+
+def _grouped(tokens: Sequence[str]) -> Iterator[tuple[str, list[list[int]] | None, int]]:
+    """Tokens to send, with their ranges and the number of consecutive ``tokens`` that each is for.
+
+    A token is a head and a position in it. Ascending positions of one head are one token.
+    """
+    at = 0
+    while at < len(tokens):
+        head, point, first = tokens[at].rpartition(".")
+        end, ranges = at + 1, []
+        if point and first.isdecimal():
+            ranges.append([int(first), int(first)])
+        while ranges and end < len(tokens):
+            other, _, text = tokens[end].rpartition(".")
+            if other != head or not text.isdecimal() or int(text) <= ranges[-1][1]:
+                break
+            if int(text) > ranges[-1][1] + 1:
+                ranges.append([int(text), int(text)])
+            ranges[-1][1] = int(text)
+            end += 1
+        if end == at + 1:
+            yield tokens[at], None, 1
+        else:
+            yield f"{head}{_ALL}", ranges, end - at
+        at = end

@@ -1,15 +1,50 @@
-"""Converts columns sent by the server into messages. Pure."""
+"""Messages in columns, as the server sends them, and their conversion into messages. Pure."""
 
 import struct
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
+import msgspec
+
 from contrail_client.errors import UnexpectedAnswer
-from contrail_client.live.frames import Columns, HeaderColumns
 from contrail_client.models import Delivered
 
 _NS_PER_S = 1_000_000_000
+
+
+class HeaderColumns(msgspec.Struct):
+    """The headers of the messages.
+
+    `entry_offsets` point from messages to entries (one name each), `value_offsets` from entries to
+    values, and `text_offsets` from values to `texts`.
+    """
+
+    entry_offsets: bytes
+    name_offsets: bytes
+    value_offsets: bytes
+    text_offsets: bytes
+    names: bytes
+    texts: bytes
+
+
+class Columns(msgspec.Struct):
+    """The Delivered messages in columns.
+
+    Numbers are little-endian: i64 for `seqs` and `times_ns`, u32 for indexes and offsets.
+    """
+
+    stream: str
+    count: int
+    first_consumer_seq: int
+    num_pending: int
+    seqs: bytes
+    times_ns: bytes
+    subjects: list[str]
+    subject_index: bytes
+    offsets: bytes
+    data: bytes
+    headers: HeaderColumns | None = None
 
 
 def messages_of(columns: Columns) -> list[Delivered]:
