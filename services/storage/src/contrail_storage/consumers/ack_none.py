@@ -94,7 +94,7 @@ class AckNoneDispatcher(Dispatcher):
                 return  # the next pull selects by the new filters, from after these messages
             # Otherwise messages were removed meanwhile, or other ones are wanted.
             if self._filter is wanted and self._catch_up() == position:
-                found = self._select(block, position)
+                found = self._select(block, position, batch.left)
                 missed = not len(found.positions)
                 self._take_block(batch, found)
 

@@ -24,7 +24,7 @@ from contrail_common.columns.blocks import Block
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, ConsumerConfig
-from contrail_link.contract.consume import Delivery, PullRequest, PullResult
+from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
 from contrail_storage.consumers.exhaustion import RETRY_S, Exhaustion
 from contrail_storage.consumers.pending_count import PendingCount, count_live
 from contrail_storage.consumers.pull_batch import (
@@ -357,6 +357,8 @@ class Dispatcher:
 
     def _fresh_in_flight(self) -> set[int]:
         """Sequences in flight that are not pending in the machine: first deliveries."""
+        if not self.consumer.pending:
+            return self.in_flight
         return self.in_flight - self.consumer.pending.among(self.in_flight)
 
     async def _collect_new(self, batch: Batch) -> None:
@@ -376,7 +378,7 @@ class Dispatcher:
             self._take_filters()
             if self._filter is not wanted or self._catch_up() != position:
                 continue  # messages went away meanwhile, or deliveries were undone
-            found = self._select(block, position)
+            found = self._select(block, position, min(capacity, batch.left))
             missed = not len(found.positions)
             taken = self._take_found(batch, found, capacity)
             if taken is None:
@@ -409,9 +411,9 @@ class Dispatcher:
             self.position = self.consumer.pinned.next(self.position)
         return self.position
 
-    def _select(self, block: Block, from_seq: int) -> Found:
-        """Find the messages of ``block`` that the consumer gets."""
-        found = self.reader.select(self.shard, block, from_seq, self._filter)
+    def _select(self, block: Block, from_seq: int, most: int) -> Found:
+        """Find messages of ``block`` that the consumer gets, at least ``most`` if it has them."""
+        found = self.reader.select(self.shard, block, from_seq, self._filter, most)
         pinned = self.consumer.pinned
         if pinned is None or block.base_seq >= pinned.end_seq:
             return found
@@ -422,7 +424,8 @@ class Dispatcher:
 
     def _take_found(self, batch: Batch, found: Found, capacity: int) -> int | None:
         """Take messages while they fit; return how many, or None when the batch is complete."""
-        take = self._take_columns if batch.in_columns else self._take_each
+        in_columns = batch.takes_columns(len(found.positions))
+        take = self._take_columns if in_columns else self._take_each
         try:
             return take(batch, found, capacity)
         finally:
@@ -480,7 +483,7 @@ class Dispatcher:
         if batch.in_columns and batch.seqs:
             columns = batch.columns(self.consumer_seq + 1, pending)
             self.consumer_seq = columns.last_consumer_seq
-            return columns
+            return columns if batch.asked_columns else in_deliveries(columns)
         deliveries: list[Delivery] = []
         selected = batch.selected
         pending += sum(1 for item in selected if item.attempt == 1)

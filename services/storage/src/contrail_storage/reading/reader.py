@@ -173,14 +173,24 @@ class Reader:
         return ApiError(errors.DATA_LOST, shard.damaged)
 
     def select(
-        self, shard: Shard, block: Block, from_seq: int, subject_filter: SubjectFilter
+        self,
+        shard: Shard,
+        block: Block,
+        from_seq: int,
+        subject_filter: SubjectFilter,
+        most: int = INT64_MAX,
     ) -> Found:
-        """Select the live, applied and matching messages of ``block`` from ``from_seq`` on."""
+        """Select the live, applied and matching messages of ``block`` from ``from_seq`` on.
+
+        It may end after ``most`` of them, if that takes less time.
+        """
         machine = shard.machine
         # A block may reach below the first sequence, and beyond the last applied one: readers see
         # neither.
         low = max(from_seq, block.base_seq, machine.counters.first_seq) - block.base_seq
         high = min(block.last_seq, shard.applied_seq) + 1 - block.base_seq
+        if subject_filter.matches_all:
+            high = min(high, max(low, 0) + most)
         next_seq = block.base_seq + max(high, 0)
         if low >= high:
             nothing = np.zeros(0, np.intp)
