@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
 
+from msgspec.structs import replace
+
 from contrail_client import Message, StoredMessage
 from contrail_common import errors
 from contrail_common.errors import ApiError, from_code
 from contrail_common.model import ConsumerConfig, Expected, PublishMessage, StreamConfig
 from contrail_link.contract import StorageLink
-from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.consume import AckItem, PullRequest, in_deliveries
 from contrail_link.contract.read import LastRequest, RangeRequest
 from contrail_link.publishing import publish
 from tests.cluster.journal import Delivered, Journal, Sent
@@ -280,7 +282,7 @@ class Clients:
     async def consume(
         self, link: StorageLink, random: Random, stream: str, consumer: str, journal: Journal
     ) -> None:
-        """Pull, and acknowledge nearly all, half of the times synchronously."""
+        """Pull, and acknowledge nearly all; in half of the cases synchronously, and in columns."""
         while self.consuming:
             asked_s = self.now
             async with passing(PAUSE_S):
@@ -289,19 +291,26 @@ class Clients:
                     consumer=consumer,
                     batch=random.randint(1, 50),
                     expires_ns=2 * 10**8,
+                    columns=random.random() < 0.5,
                 )
                 pull = await link.pull(request)
+                deliveries, columns = pull.deliveries, pull.columns
+                if columns is not None:
+                    deliveries = in_deliveries(columns)
                 journal.delivered(
                     [
                         Delivered(consumer, one.message.seq, one.message.payload, asked_s)
-                        for one in pull.deliveries
+                        for one in deliveries
                     ]
                 )
-                done = [one for one in pull.deliveries if random.random() > 0.05]
+                done = [one for one in deliveries if random.random() > 0.05]
                 if done:
                     sync = random.random() < 0.5
                     items = [AckItem(*pull.address(one), [one.message.seq], "ack") for one in done]
+                    if columns is not None:
+                        items = [replace(items[0], seqs=[one.message.seq for one in done])]
                     results = await link.acknowledge(stream, consumer, items, sync)
+                    results *= len(done) // len(items)
                     if sync:
                         settled = [
                             one.message.seq
