@@ -23,6 +23,7 @@ from contrail_api.publishing.single import (
     MESSAGE_ERRORS,
     TAG,
 )
+from contrail_api.publishing.text_items import text_body, text_parts
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.model import BATCH_MESSAGES_MAX
@@ -286,6 +287,10 @@ class BatchPublish:
 
     def _json(self, body: bytes) -> Steps[Admitted]:
         # Read all payloads first, so that a malformed body is refused before anything is stored.
+        batch = text_body(body, self._payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
+        yield
         if is_plain(body):
             items = decode_json(_json_decoder, body).messages
             check_count(len(items))
@@ -301,9 +306,13 @@ class BatchPublish:
         # last.
         if len(found.inner) != 1:
             raise ApiError(errors.MALFORMED_BODY, "messages are given twice")
+        texts = [body[start:end] for start, end in found.inner[0]]
+        batch = yield from text_parts(texts, self._payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
         parts = (
-            json_item(_item_decoder, body[start:end], f"/messages/{at}", self._payload_bytes_max)
-            for at, (start, end) in enumerate(found.inner[0])
+            json_item(_item_decoder, text, f"/messages/{at}", self._payload_bytes_max)
+            for at, text in enumerate(texts)
         )
         return (yield from admitted((yield from candidates(parts, self._payload_bytes_max))))
 

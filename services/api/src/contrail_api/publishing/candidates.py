@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from contrail_common.columns.blocks import columns_of
+from contrail_common.columns.blocks import MessageColumns, columns_of
 from contrail_common.columns.header_columns import (
     HEADER_NAME_MAX,
     UniformHeaders,
@@ -99,10 +99,17 @@ def bare_batch(items: Sequence[PlainItem], payload_bytes_max: int) -> MessageBat
 
     They are checked as a whole. Returns None if some are invalid, and must be checked one by one.
     """
-    subjects, index = index_subjects([item.subject for item in items])
+    columns = columns_of([item.payload for item in items], None)
+    return checked_columns([item.subject for item in items], columns, payload_bytes_max)
+
+
+def checked_columns(
+    each_subject: Sequence[str], columns: MessageColumns, payload_bytes_max: int
+) -> MessageBatch | None:
+    """Return messages without headers; None if some are invalid, and must be checked one by one."""
+    subjects, index = index_subjects(each_subject)
     if any(subject_problem(subject) is not None for subject in subjects):
         return None
-    columns = columns_of([item.payload for item in items], None)
     if columns.size() > payload_bytes_max and int(columns.sizes().max()) > payload_bytes_max:
         return None
     return MessageBatch(subjects, index, columns)
@@ -111,7 +118,12 @@ def bare_batch(items: Sequence[PlainItem], payload_bytes_max: int) -> MessageBat
 def id_batch(items: Sequence[IdItem], payload_bytes_max: int) -> MessageBatch | None:
     """Do the same as :func:`bare_batch`, for messages with ids."""
     ids = Texts.of([item.headers.message_id.value for item in items])
-    return _with_headers(bare_batch(items, payload_bytes_max), UniformHeaders(_ID_NAMES, ids))
+    return with_ids(bare_batch(items, payload_bytes_max), ids)
+
+
+def with_ids(batch: MessageBatch | None, ids: Texts) -> MessageBatch | None:
+    """Add an id to each message of ``batch``; None if some need a closer look."""
+    return _with_headers(batch, UniformHeaders(_ID_NAMES, ids))
 
 
 def uniform_batch(items: Sequence[PackedItem], payload_bytes_max: int) -> MessageBatch | None:

@@ -10,6 +10,7 @@ import msgspec
 
 from contrail_api.publishing.candidates import Admitted, admitted
 from contrail_api.publishing.results import Result, all_stored, encode_lines, results_of
+from contrail_api.publishing.text_items import text_parts
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.requests import Request
@@ -200,6 +201,9 @@ class NdjsonBatch:
 
     def _admitted(self, lines: list[bytes], position: int) -> Steps[Admitted]:
         """Return the messages of lines, of which the first is line ``position`` of the body."""
+        batch = yield from text_parts(lines, self._payload_bytes_max)
+        if batch is not None:
+            return Admitted(batch, {})
         found: list[Candidate] = []
         for at, line in enumerate(lines, position):
             found.append((yield from self._candidate(line, at)))
