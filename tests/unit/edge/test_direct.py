@@ -284,7 +284,8 @@ def direct_batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (b"application/vnd.msgpack", b"\x92\x01\x92" + 2 * b"\x93\xa3a.b\xc0\xc4\x01x", True),
         (b"application/vnd.msgpack", COLUMNS, True),
         (b"application/json; charset=utf-8", b'{"messages":[%s,%s]}' % (ITEM, ITEM), False),
-        (b"application/x-ndjson", ITEM + b"\n" + ITEM, False),
+        (b"application/x-ndjson", ITEM + b"\n" + ITEM, True),
+        (b"application/x-ndjson; charset=utf-8", ITEM + b"\n" + ITEM, False),
     ],
 )
 def test_batch_is_answered_the_same_with_and_without_the_application(
@@ -301,6 +302,29 @@ def test_batch_is_answered_the_same_with_and_without_the_application(
         assert direct_batches == ["S"] * direct
 
     connected(scenario)
+
+
+@pytest.mark.parametrize("accept", [b"application/json", b"application/x-ndjson"])
+@pytest.mark.parametrize("lines", [[], [ITEM], [ITEM, b"{", ITEM], [b"{", ITEM], [ITEM] * 1_001])
+def test_lines_are_answered_the_same_with_and_without_the_application(
+    lines: list[bytes], accept: bytes, direct_batches: list[str]
+) -> None:
+    def answered(kind: bytes) -> tuple[bytes, bytes]:
+        told = []
+
+        async def scenario(_: Edge, streams: Streams) -> None:
+            reader, writer = streams
+            asked = b"Accept: " + accept, b"Connection: close"
+            writer.write(batch(b"\n".join(lines), *asked, kind=kind))
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            told.append((head.splitlines()[0], body.partition(b'"request_id"')[0]))
+
+        connected(scenario)
+        return told[0]
+
+    found = answered(b"application/x-ndjson")
+    assert direct_batches == ["S"] * (lines[:1] != [b"{"])
+    assert found == answered(b"application/x-ndjson; charset=utf-8")
 
 
 @pytest.mark.parametrize("over", [0, 1])

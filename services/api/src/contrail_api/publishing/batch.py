@@ -14,6 +14,7 @@ from contrail_api.publishing.results import (
     BatchResults,
     Result,
     all_stored,
+    encode_lines,
     encode_results,
     encode_runs,
     results_of,
@@ -57,11 +58,16 @@ from contrail_link.contract import StorageLink
 from contrail_link.contract.publish import PublishOutcome
 from contrail_link.publishing import publish
 
-DIRECT_TYPES: Final = frozenset((JSON_TYPE.encode(), MSGPACK_TYPE.encode()))
+_FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
+DIRECT_TYPES: Final = frozenset(form.encode() for form in _FORMS)
 BATCH_DIRECT_BYTES_MAX: Final = 512 << 10
 """Bytes of a body, about two log entries, up to which a batch is answered directly."""
 _ANSWERS: Final = (JSON_TYPE, MSGPACK_TYPE)
-_FORMS: Final = (JSON_TYPE, NDJSON_TYPE, MSGPACK_TYPE)
+_ENCODERS: Final = {
+    JSON_TYPE: encode_results,
+    MSGPACK_TYPE: encode_runs,
+    NDJSON_TYPE: encode_lines,
+}
 _ITEMS_IN_STEP: Final = 64
 """Messages of a short body that are looked at in one step: one by one costs a quarter more."""
 _ITEM_DEPTH: Final = 3
@@ -227,11 +233,7 @@ class BatchPublish:
             piece = await self._ndjson.publish_all(request, stream)
             return _response(piece.results, piece.durability, shown)
         body = await request.body(self._body_bytes_max)
-        if form == NDJSON_TYPE:
-            # An atomic batch is stored as one, so it is not published in pieces.
-            asked = await self._ndjson.admitted(body)
-        else:
-            asked = await in_turns(self._asked(form, body))
+        asked = await in_turns(self._asked(form, body))
         if atomic:
             return atomic_answer(await publish(self._link, stream, atomic_batch(asked)), shown)
         ack = await publish(self._link, stream, asked.batch)
@@ -242,9 +244,11 @@ class BatchPublish:
 
         The request has no query, and its content type is one of ``DIRECT_TYPES``.
         """
-        shown = acceptable(request.headers.get(b"accept"), _ANSWERS)
+        form = request.headers[b"content-type"].decode()
+        offers = (*_ANSWERS, NDJSON_TYPE) if form == NDJSON_TYPE else _ANSWERS
+        shown = acceptable(request.headers.get(b"accept"), offers)
         stream = request.path_values["stream"]
-        steps = self._asked(request.headers[b"content-type"].decode(), body)
+        steps = self._asked(form, body)
         turn = Turn()
         # Most batches are read within one turn. Only a longer one needs a task.
         try:
@@ -253,9 +257,8 @@ class BatchPublish:
         except StopIteration as read:
             self._publish_then(stream, read.value, shown, reply)
             return
-        task = asyncio.get_running_loop().create_task(
-            self._publish_later(stream, steps, shown, reply)
-        )
+        later = self._publish_later(stream, steps, shown, reply)
+        task = asyncio.get_running_loop().create_task(later)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -283,6 +286,9 @@ class BatchPublish:
     def _asked(self, form: str, body: bytes) -> Steps[Admitted]:
         if form == MSGPACK_TYPE:
             return packed_batch(body, self._payload_bytes_max)
+        if form == NDJSON_TYPE:
+            # Stored as one, unlike a body that arrives in pieces.
+            return self._ndjson.whole(body)
         return self._json(body)
 
     def _json(self, body: bytes) -> Steps[Admitted]:
@@ -324,5 +330,4 @@ class BatchPublish:
 def _response(results: list[Result], durability: str, shown: str) -> Response:
     status = 201 if all_stored(results) else 207
     headers = [(b"durability", durability.encode())]
-    encode = encode_runs if shown == MSGPACK_TYPE else encode_results
-    return Response(status, encode(results), shown.encode(), headers)
+    return Response(status, _ENCODERS[shown](results), shown.encode(), headers)

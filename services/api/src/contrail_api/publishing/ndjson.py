@@ -1,6 +1,5 @@
 """NDJSON batches: read as a stream, published in pieces, and acknowledged piece by piece."""
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -114,14 +113,14 @@ class NdjsonBatch:
         self._payload_bytes_max = settings.payload_bytes_max
         self._body_bytes_max = settings.body_bytes_max
 
-    async def admitted(self, body: bytes) -> Admitted:
+    def whole(self, body: bytes) -> Steps[Admitted]:
         """Return the messages of a complete body."""
         lines = Lines()
-        await _feed_whole(lines, body)
+        yield from _feed_whole(lines, body)
         taken = []
         while lines:
             taken += lines.take()
-        return await in_turns(self._admitted(taken, 0))
+        return (yield from self._admitted(taken, 0))
 
     async def publish_all(self, request: Request, stream: str) -> Piece:
         """Store every line, and return all results as one piece."""
@@ -177,7 +176,7 @@ class NdjsonBatch:
         """Feed ``lines`` from the body; yield True if the body is complete."""
         # The length is known, so everything can be checked before anything is stored.
         if b"content-length" in request.headers:
-            await _feed_whole(lines, await request.body(self._body_bytes_max))
+            await in_turns(_feed_whole(lines, await request.body(self._body_bytes_max)))
         else:
             async with aclosing(request.chunks(self._body_bytes_max)) as chunks:
                 async for chunk in chunks:
@@ -225,11 +224,11 @@ class NdjsonBatch:
         return part if isinstance(part, ApiError) else candidate(*part, self._payload_bytes_max)
 
 
-async def _feed_whole(lines: Lines, body: bytes) -> None:
-    """Feed a complete body in turns; stop early if it has too many lines."""
+def _feed_whole(lines: Lines, body: bytes) -> Steps[None]:
+    """Feed a complete body; stop early if it has too many lines."""
     for start in range(0, len(body), _SLICE_BYTES):
         if start:
-            await asyncio.sleep(0)
+            yield
         lines.feed(body[start : start + _SLICE_BYTES])
         check_count(len(lines))
     lines.finish()
