@@ -4,16 +4,20 @@ import asyncio
 import random
 import re
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import uvloop
 
 from contrail_edge import known_heads
-from contrail_edge.direct import DirectExchange
+from contrail_edge.direct import DirectExchange, DirectTarget
+from contrail_edge.http.requests import Request, no_more
 from contrail_edge.http_protocol import EdgeHttpProtocol
 from contrail_edge.known_heads import KnownHeads
+from contrail_edge.routing import Direct
 from contrail_edge.server import EdgeServer
+from tests.support.each import each
 from tests.unit.edge.edge_rig import Edge
 from tests.unit.edge.edge_serving import SOON_S, serving, wait_until
 
@@ -26,7 +30,48 @@ def post(body: bytes, *lines: bytes, subject: bytes = b"a.b") -> bytes:
     return b"\r\n".join([*head, b"Content-Length: %d" % len(body), *lines, b"", body])
 
 
+def get(target: bytes, *lines: bytes) -> bytes:
+    """A read."""
+    return b"\r\n".join([b"GET " + target + b" HTTP/1.1", _HOST, *lines, b"", b""])
+
+
+_ONE: Final = b"/v1/streams/S/messages/"
 _REQUESTS: Final = [
+    get(_ONE + b"1"),
+    get(_ONE + b"2?payload=base64"),
+    get(_ONE + b"2?payload=none"),
+    get(_ONE + b"none"),
+    get(_ONE + b"%32"),
+    get(_ONE + b"%zz"),
+    get(_ONE + b"2#part"),
+    get(_ONE + b'2"'),
+    get(_ONE + b"2\xfc"),
+    get(_ONE + b"2 "),
+    get(b" " + _ONE + b"2"),
+    get(_ONE + b"1 " + _ONE + b"2"),
+    get(b"http://localhost" + _ONE + b"2"),
+    get(b"*"),
+    get(b"/v1/streams/S/last?subject=a.b"),
+    get(b"/v1/streams/S/messages?limit=1"),
+    get(b"/v1/streams/S/gone"),
+    get(_ONE + b"1", b"Accept: application/json"),
+    get(_ONE + b"3", b"Accept: application/json"),
+    get(_ONE + b"3", b"Content-Length: 0"),
+    get(_ONE + b"3", b"X-Request-Id: mine"),
+    get(_ONE + b"3", b"Connection: close"),
+    get(_ONE + b"3").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    get(b"/livez"),
+    get(b"/v1/ws"),
+    post(b"x", b"X-Strength: 1"),
+    post(b"x").replace(_HOST, b"X-Strength: 1\r\n" + _HOST),
+    post(b"x").replace(_HOST, b"X-Strength: 22\r\n" + _HOST),
+    post(b"one").replace(b"Length: 3", b"Length: 03"),
+    post(b"one").replace(b"Length: 3", b"Length: 3 "),
+    post(b"one").replace(b"Content-Length: 3", b"content-length: 3"),
+    post(b"one").replace(b"Content-Length: 3", b"content-length:3"),
+    post(b"one").replace(b"Length: 3", b"Length: +3"),
+    post(b"one", b"Content-Length: 3"),
+    post(b"y" * 70_000),
     post(b"one"),
     post(b"two"),
     post(b""),
@@ -168,11 +213,64 @@ def test_a_known_head_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> No
             for body in (b"one", b"two", b"six", b"three"):
                 [answer] = await client.send(post(body), 0)
                 assert answer.startswith(b"HTTP/1.1 201")
+            for number in (b"1", b"2", b"3"):
+                [answer] = await client.send(get(_ONE + number), 0)
+                assert answer.endswith(b"\nm" + number)
             client.close()
-        assert len(begun) == 2  # the first, and the one of another length
+        assert len(begun) == 2  # the first publish and the first read
         assert [one.payload for [one] in edge.link.published] == [b"one", b"two", b"six", b"three"]
 
     run(scenario())
+
+
+_STRONG: Final = post(b"x").replace(_HOST, b"Strength: 1")
+
+
+def learned(data: bytes) -> KnownHeads:
+    """What is known after a request that was answered directly."""
+    heads, head = KnownHeads(), data.partition(b"\r\n\r\n")[0]
+    scope = {"method": head.partition(b" ")[0].decode(), "raw_path": b"/", "headers": []}
+    exchange: Any = SimpleNamespace(
+        request=Request(scope, no_more, Edge().app.state),
+        target=DirectTarget("", Direct(lambda *_: None, body_bytes_max=4), {}),
+        body=data[len(head) + 4 :],
+        more_body=False,
+        keep_alive=True,
+    )
+    heads.learn(data, exchange)
+    return heads
+
+
+@each(
+    ("before", "now", "body"),
+    [
+        (post(b"x"), post(b"xy"), b"xy"),
+        (post(b"x"), post(b"x" * 5), None),
+        (post(b"x"), post(b"xy")[:-1], None),
+        (post(b"x"), post(b"xy") + b"z", None),
+        (post(b"x"), post(b"xy").replace(b": 2", b": 02"), None),
+        (post(b"x"), post(b"x", subject=b"a.c"), None),
+        (
+            post(b"x").replace(_HOST, b"Strength: 1"),
+            post(b"xy").replace(_HOST, b"Strength: 2"),
+            None,
+        ),
+        (get(_ONE + b"1"), get(b"/"), b""),
+        (get(_ONE + b"1"), get(b"/?a=%20"), b""),
+        (get(_ONE + b"1"), get(_ONE + b'"'), None),
+        (get(_ONE + b"1"), get(_ONE + b"\xfc"), None),
+        (get(_ONE + b"1"), get(b"x"), None),
+        (get(_ONE + b"1"), get(b"/") + get(b"/"), None),
+        (get(_ONE + b"1"), get(b"/", b"A: 1"), None),
+        (get(b" " + _ONE + b"1"), get(_ONE + b"1 " + _ONE + b"1"), None),
+        (get(_ONE + b"1 "), get(_ONE + b"2 "), None),
+    ],
+)
+def test_only_the_length_or_the_target_may_differ(
+    before: bytes, now: bytes, body: bytes | None
+) -> None:
+    found = learned(before).split(now)
+    assert (found and found[2]) == body
 
 
 def test_head_that_has_begun_before_an_answer_goes_on_after_it() -> None:

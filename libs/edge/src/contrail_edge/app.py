@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -25,6 +25,7 @@ from contrail_edge.http.requests import (
     ClientGoneError,
     EdgeState,
     Request,
+    no_more,
 )
 from contrail_edge.http.responses import Answer, Header, Response
 from contrail_edge.http.settings import EdgeSettings
@@ -53,6 +54,7 @@ _EVENT_TEMPLATES: Final = frozenset({"/v1/events", "/v1/streams/{stream}/message
 # Entries of the cache of direct targets for each method, and the longest URL in it.
 _DIRECT_URLS_MAX: Final = 4096
 _DIRECT_URL_BYTES_MAX: Final = 256
+_UNKNOWN: Final = object()
 
 
 async def _no_upgrade(request: Request) -> Answer:
@@ -226,16 +228,16 @@ class EdgeApp:
         # valid, so it goes to the application whole.
         if method == b"GET" and b"#" not in url:
             url = url.partition(b"?")[0]
-        try:
-            return known[url]
-        except KeyError:
-            target = self._find_direct(method, url)
-            if len(known) >= _DIRECT_URLS_MAX:
-                known.clear()
-            # Long subjects would let a client fill the memory with the keys of this cache.
-            if len(url) <= _DIRECT_URL_BYTES_MAX:
-                known[url] = target
-            return target
+        target = known.get(url, _UNKNOWN)
+        if target is not _UNKNOWN:
+            return cast("DirectTarget | None", target)
+        target = self._find_direct(method, url)
+        if len(known) >= _DIRECT_URLS_MAX:
+            known.clear()
+        # Long subjects would let a client fill the memory with the keys of this cache.
+        if len(url) <= _DIRECT_URL_BYTES_MAX:
+            known[url] = target
+        return target
 
     def _find_direct(self, method: bytes, url: bytes) -> DirectTarget | None:
         if not self._settings.fast_lane or b"?" in url or b"#" in url or url[:1] != b"/":
@@ -250,6 +252,34 @@ class EdgeApp:
         if route is None or route.direct is None:
             return None
         return DirectTarget(route.template, route.direct, found[1])
+
+    def known_request(self, data: bytes) -> tuple[Request, DirectTarget, bytes] | None:
+        """Return the request of ``data``, its target and its body if its head is known.
+
+        None for all others, and for a request that is to be refused before it is handled.
+        """
+        found = self.known_heads.split(data)
+        if found is None:
+            return None
+        known, part, body = found
+        target = known.target
+        if target is not None:
+            request = Request(known.scope, no_more, self.state)
+        else:
+            target = self.direct_target(b"GET", part)
+            if target is None:
+                return None
+            path, _, query = part.partition(b"?")
+            scope = {**known.scope, "raw_path": path, "query_string": query}
+            request = Request(scope, no_more, self.state)
+        try:
+            if known.target is None:
+                self.guard.check(request)  # some paths need no token, and others do
+            request.hold(len(body))
+        except ApiError:
+            return None
+        request.prepared = known.prepared
+        return request, target, body
 
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Call the direct handler of a request whose body is complete."""

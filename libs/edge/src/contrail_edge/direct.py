@@ -7,9 +7,9 @@ pipelining, deadlines, disconnects and shutdown work in the same way.
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -25,8 +25,7 @@ from contrail_edge.routing import Direct
 _log: Final = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectTarget:
+class DirectTarget(msgspec.Struct, frozen=True, eq=False):
     """The direct handler of a path, and the path's parameters."""
 
     template: str

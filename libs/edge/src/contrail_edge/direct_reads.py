@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import structlog
 
@@ -27,7 +28,6 @@ class DirectTask:
         """Start the task; ``reply`` is called exactly once, later."""
         task = asyncio.get_running_loop().create_task(self._answer(request, body, reply))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
 
     async def _answer(self, request: Request, body: bytes, reply: Reply) -> None:
         answer: Response | ApiError
@@ -40,6 +40,8 @@ class DirectTask:
         except Exception:
             _log.exception("request_failed")
             answer = ApiError(errors.INTERNAL)
+        # Here and not in a callback of the task, which would take another step of the event loop.
+        self._running.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         reply(answer)
 
 

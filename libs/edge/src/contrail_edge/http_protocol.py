@@ -187,20 +187,14 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
         The parser stays between two requests. Nothing has changed if the answer is False.
         """
-        found = self.edge.known_heads.split(data)
-        if found is None or self.flow.write_paused:
+        found = None if self.flow.write_paused else self.edge.known_request(data)
+        if found is None:
             return False
-        known, body = found
-        request = Request(known.scope, no_more, self.edge.state)
-        request.prepared = known.prepared
-        try:
-            request.hold(len(body))
-        except ApiError:
-            return False  # refused in the usual way
+        request, target, body = found
         self._unset_keepalive_if_required()
         self._idle_since = None
         self._request = request
-        exchange = self._exchange(request, known.target, keep_alive=True)
+        exchange = self._exchange(request, target, keep_alive=True)
         exchange.body = body
         self._direct = exchange
         exchange.more_body = request.body_pending = False

@@ -163,8 +163,10 @@ def payload_type(stored: StoredMessage) -> bytes:
 
 
 def _sent(name: str, values: list[str]) -> list[Header]:
-    if all(_PLAIN_VALUE.fullmatch(value) for value in values):
-        return [(name.lower().encode(), value.encode()) for value in values]
+    lowered = name.lower().encode()
+    plain = [(lowered, value.encode()) for value in values if _PLAIN_VALUE.fullmatch(value)]
+    if len(plain) == len(values):
+        return plain
     # Send all values of a name in the same form, to keep their order.
     extended = f"{name.lower()}*".encode()
     return [(extended, f"UTF-8''{quote(value, safe=_EXTENDED_SAFE)}".encode()) for value in values]
