@@ -23,7 +23,7 @@ from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Appended, Refused, Result, Step
 from contrail_storage.core.stream import ttl
-from contrail_storage.core.stream.append_one import append_one
+from contrail_storage.core.stream.append_plain import append_plain
 from contrail_storage.core.stream.capacity import CapacityCheck
 from contrail_storage.core.stream.coverage import Coverage
 from contrail_storage.core.stream.last_matches import LastMatches
@@ -44,9 +44,9 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
     config = state.shard_config
     if config.sealed:
         return Refused(errors.STREAM_SEALED.code)
-    block = append_one(state, step, config, command)
+    block = append_plain(state, step, config, command)
     if block is not None:
-        appended = Appended(block.base_seq, 1)
+        appended = Appended(block.base_seq, block.count)
     else:
         if not command.is_sound():
             return Refused(errors.INTERNAL.code, "the columns of the messages are inconsistent")

@@ -233,8 +233,11 @@ class SubjectTable:
     def _make_arrays(self) -> None:
         self._use_columns(empty_columns(_capacity(self.size)))
 
-    def add_one(self, subject: str, seq: int, step: Step) -> int:
-        """Count one message of a subject; return its number. A new subject gets it now."""
+    def add_one(self, subject: str, seq: int, step: Step, count: int = 1) -> int:
+        """Count messages of one subject, with consecutive sequences from ``seq`` on.
+
+        Returns its number. A new subject gets it now.
+        """
         sid = self.ids.get(subject)
         if sid is None:
             sid = self._register(subject)
@@ -242,8 +245,8 @@ class SubjectTable:
         at = numbered.slot(sid)
         if self.counts[at] == 0:
             self.first[at] = seq
-        self.last[at] = seq
-        self.counts[at] += 1
+        self.last[at] = seq + count - 1
+        self.counts[at] += count
         self._delta_of_one(sid, at, step)
         if numbered.texts.size > self._crowded_from:
             self._trim()

@@ -1,12 +1,12 @@
-"""A message that comes alone is logged and applied as it would be among others.
+"""Messages that nothing is asked of are logged and applied as the general way does it.
 
-Proposing and applying have a short way for it. Both must leave exactly what the general way leaves,
-whatever the message, the stream and its state.
+Proposing has a short way for one, and applying for any number. Both must leave exactly what the
+general way leaves, whatever the messages, the stream and its state.
 """
 
-import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from contrail_common.columns.blocks import MessageColumns, encode_block
 from contrail_common.columns.header_columns import UniformHeaders
@@ -15,10 +15,11 @@ from contrail_common.texts import Texts
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.entry_codec import decode_entry, encode_parts
 from contrail_storage.core.results import Result, Step, Writes
-from contrail_storage.core.stream.append_one import append_one
+from contrail_storage.core.stream.append_plain import append_plain
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.replica.entries import AppendRequest, EntryBuilder
 from contrail_storage.replica.one_message import entry_of_one
+from tests.support.each import each
 from tests.unit.storage.machine_rig import (
     SHARD,
     Message,
@@ -43,7 +44,8 @@ messages = st.builds(Message, subjects, st.binary(max_size=8), headers)
 usual = st.builds(lambda message: append_of([message]), messages)
 others = st.builds(
     append_of,
-    st.lists(st.builds(Message, subjects, st.binary(max_size=8), headers), min_size=2, max_size=3),
+    st.lists(st.builds(Message, subjects, st.binary(max_size=8), headers), min_size=2, max_size=3)
+    | st.lists(st.builds(Message, subjects, st.binary(max_size=8)), min_size=2, max_size=20),
 )
 with_ids = st.builds(
     lambda subject, msg_id: append_of([Message(subject, b"x", msg_id=msg_id)]),
@@ -70,13 +72,13 @@ configs = st.builds(
     StreamConfig,
     name=st.just("S"),
     subjects=st.sampled_from([("a.>",), (), ("a.b",)]),
-    retention=st.sampled_from(["limits", "interest"]),
+    retention=st.sampled_from(["limits", "limits", "limits", "interest"]),
     max_msgs=st.sampled_from([-1, 2]),
     max_bytes=st.sampled_from([-1, 20]),
     max_msg_size=st.sampled_from([-1, 5]),
     max_msgs_per_subject=st.sampled_from([-1, 1]),
     discard=st.sampled_from(["old", "old", "new"]),
-    sealed=st.booleans(),
+    sealed=st.sampled_from([False] * 5 + [True]),
     shards=st.sampled_from([1, 2]),
 )
 
@@ -105,13 +107,23 @@ class Applied:
 def generally(command: cmd.Command) -> cmd.Command:
     """The same command, for which there is no short way: roll-ups are asked for, though none is."""
     if isinstance(command, cmd.Append) and command.rollups is None:
-        return msgspec.structs.replace(command, rollups={})
+        return replace(command, rollups={})
     return command
 
 
+PLAIN = StreamConfig(name="S", subjects=("a.>",))
+B, C = Message("a.b", b"x"), Message("a.c", b"longer")
+TWO = append_of([B, C])
+
+
 @given(configs, st.lists(st.lists(usual | others | with_ids | broken, min_size=1, max_size=3)))
-@example(StreamConfig(name="S", subjects=("a.>",)), [[append_of([Message("a.b")])]] * 3)
-def test_one_message_is_applied_as_the_general_way_applies_it(
+@example(PLAIN, [[append_of([B])]] * 3)
+@example(PLAIN, [[TWO], [append_of([B] * 3), append_of([C, B, C])], [append_of([C] * 20)]])
+@example(PLAIN, [[TWO], [replace(TWO, subjects=["a.b", "a.c", "a.d"])], [TWO]])
+@example(PLAIN, [[TWO], [replace(TWO, subjects=["a.b"])], [replace(TWO, subject_index=b"")]])
+@example(replace(PLAIN, max_msg_size=3), [[TWO], [TWO]])
+@example(replace(PLAIN, subjects=("a.b",)), [[TWO], [TWO]])
+def test_messages_are_applied_as_the_general_way_applies_them(
     config: StreamConfig, entries: list[list[cmd.Append]]
 ) -> None:
     short, general = Applied(), Applied()
@@ -123,17 +135,27 @@ def test_one_message_is_applied_as_the_general_way_applies_it(
         assert short.store.rows == general.store.rows
 
 
-def test_the_usual_message_takes_the_short_way() -> None:
+@each(
+    "messages",
+    [
+        [Message("a.b", b"x", {"Content-Type": ["text/plain"]})],
+        [Message("a.b", b"x"), Message("a.b")],
+        [Message("a.c", b"x"), Message("a.b"), Message("a.d")] * 20,
+        [Message("a.b", b"x", {"A": ["1"]}), Message("a.c", b"x", {"B": ["2", "3"]})],
+    ],
+)
+def test_usual_messages_take_the_short_way(messages: list[Message]) -> None:
     applied = Applied()
-    applied.apply(configure(StreamConfig(name="S", subjects=("a.>",))))
+    applied.apply(configure(PLAIN))
     applied.apply(append_of([Message("a.b")]))  # finds out what the stream captures
     machine = applied.machine
     step = Step(applied.index + 1, NOW_NS, Writes())
-    command = append_of([Message("a.b", b"x", {"Content-Type": ["text/plain"]})])
-    assert append_one(machine, step, machine.shard_config, generally(command)) is None
-    block = append_one(machine, step, machine.shard_config, command)
+    command = append_of(messages)
+    assert append_plain(machine, step, machine.shard_config, generally(command)) is None
+    block = append_plain(machine, step, machine.shard_config, command)
     assert block is not None
-    assert block.base_seq == machine.counters.last_seq == 2
+    assert block.base_seq == 2
+    assert machine.counters.last_seq == 1 + len(messages)
 
 
 @given(published)

@@ -1,0 +1,133 @@
+"""Appending messages that nothing is asked of: most commands, and the shortest way for them.
+
+The result is that of the general way, which decides everything else (`append`). For one message the
+arrays of a block are made from packed bytes, since numpy's calls cost more than everything else.
+"""
+
+import struct
+from typing import Final
+
+import crc32c
+import numpy as np
+
+from contrail_common.columns.blocks import Block
+from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
+from contrail_common.model import StreamConfig
+from contrail_common.texts import U32Array
+from contrail_storage.core.commands import Append
+from contrail_storage.core.dedupe import NO_ID
+from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.results import Step
+from contrail_storage.core.stream.shard_state import ShardState
+
+_FIRST: Final = bytes(4)
+_OFFSETS: Final = struct.Struct("<2I")
+_U32: Final = struct.Struct("<I")
+_I64: Final = struct.Struct("<q")
+_VALUE_OVERHEAD: Final = 4
+
+
+def append_plain(
+    state: ShardState, step: Step, config: StreamConfig, command: Append
+) -> Block | None:
+    """Store the messages and return their block; None, and nothing has changed, if this is no case.
+
+    Then the columns may be unsound, or a check may refuse a message.
+    """
+    subjects, captured, columns = command.subjects, state.captured, command.columns
+    if (
+        command.ids is not None
+        or command.expected is not None
+        or command.rollups is not None
+        or command.ttls is not None
+        or command.atomic
+        or captured is None
+        or config.retention == "interest"
+        or config.discard != "old"
+        or state.subjects.numbered.left < len(subjects)
+    ):
+        return None
+    count = columns.count
+    size = _size_of_one(command) if count == 1 else _size_of_several(command)
+    if size is None:
+        return None
+    if config.max_msg_size >= 0 or config.max_bytes >= 0:
+        largest = size if count == 1 else int(columns.sizes().max())
+        if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
+            return None
+    for subject in subjects:
+        if not captured[subject]:
+            return None
+    counters, now_ns = state.counters, step.now_ns
+    seq = counters.last_seq + 1
+    sids = _number(state, step, command)
+    sizes = np.frombuffer(_I64.pack(size), np.int64) if count == 1 else columns.sizes()
+    times_ns = np.frombuffer(_I64.pack(now_ns) * count, np.int64)
+    state.fresh.append(MessageFacts(seq, sids, sizes, times_ns))
+    counters.last_seq += count
+    counters.messages += count
+    counters.bytes += size
+    counters.last_time_ns = now_ns
+    counters.digest = crc32c.crc32c(columns.payload, counters.digest)
+    counters.last_id = NO_ID
+    return Block(seq, times_ns, sids, columns, sizes)
+
+
+def _number(state: ShardState, step: Step, command: Append) -> U32Array:
+    """Count the messages by subject; return the subject number of each."""
+    table, first_seq, count = state.subjects, state.counters.last_seq + 1, command.columns.count
+    if len(command.subjects) == 1:
+        sid = table.add_one(command.subjects[0], first_seq, step, count)
+        return np.frombuffer(_U32.pack(sid) * count, np.uint32)
+    numbers = np.array([table.number(subject) for subject in command.subjects], np.uint32)
+    sids = numbers[np.frombuffer(command.subject_index, np.uint32)]
+    table.add_run(sids, first_seq, step)
+    return sids
+
+
+def _size_of_several(command: Append) -> int | None:
+    """What the messages count for limits; None if their columns are unsound, or a subject unused.
+
+    A subject without messages must not get a number.
+    """
+    if not command.is_sound():
+        return None
+    if len(command.subjects) > 1:
+        index = np.frombuffer(command.subject_index, np.uint32)
+        if not np.bincount(index, minlength=len(command.subjects)).all():
+            return None
+    return command.columns.size()
+
+
+def _size_of_one(command: Append) -> int | None:
+    """What the message counts for limits; None for headers other than one of ASCII with one value.
+
+    None also if the columns are unsound.
+    """
+    columns = command.columns
+    if (
+        columns.seals is not None
+        or columns.offsets != _OFFSETS.pack(0, len(columns.payload))
+        or command.subject_index != _FIRST
+        or len(command.subjects) != 1
+    ):
+        return None
+    if columns.headers is None:
+        return len(columns.payload)
+    size = _size_of_header(columns.headers)
+    return None if size is None else len(columns.payload) + size
+
+
+def _size_of_header(headers: AnyHeaders) -> int | None:
+    if not isinstance(headers, UniformHeaders):
+        return None
+    names, values = headers.names, headers.values
+    name, value = names.heap, values.heap
+    if (
+        names.offsets != _OFFSETS.pack(0, len(name))
+        or values.offsets != _OFFSETS.pack(0, len(value))
+        or not name.isascii()
+        or not value.isascii()
+    ):
+        return None
+    return len(name) + len(value) + _VALUE_OVERHEAD
