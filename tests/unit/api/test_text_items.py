@@ -110,6 +110,7 @@ def test_general_way_answers_the_same(content_type: str, data: st.DataObject) ->
         # Short bodies then go the ways of long ones.
         patch.setattr(item_steps, "PLAIN_BYTES", data.draw(st.sampled_from([20, 80, 256 << 10])))
         patch.setattr(item_steps, "_PLAIN_VALUES", data.draw(st.sampled_from([8, 4096])))
+        patch.setattr(text_items, "_BODY_BYTES_MAX", data.draw(st.sampled_from([0, 1 << 20])))
         patch.setattr(text_items, "_STEP_BYTES", data.draw(st.sampled_from([100, 1 << 20])))
         patch.setattr(text_items, "_PARTS_IN_STEP", data.draw(st.sampled_from([1, 2, 500])))
         both_answer_the_same(body, content_type, query)
