@@ -30,11 +30,10 @@ def parse_query(query_string: bytes, shape: type[_T]) -> _T:
     if not query_string:
         defaults: _T = _defaults(shape)
         return defaults
-    flags = _flags(shape)
-    given = {
-        name: value or "true" if name in flags else value
-        for name, value in _pairs(query_string).items()
-    }
+    given = _pairs(query_string)
+    for name in _flags(shape):
+        if given.get(name) == "":
+            given[name] = "true"
     try:
         return msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:

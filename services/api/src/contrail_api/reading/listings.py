@@ -24,7 +24,7 @@ from contrail_common.timeunits import INT64_MAX
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import Answer, Response, json_response
+from contrail_edge.http.responses import Answer, Header, Response, json_response
 from contrail_edge.inputs import schema_marks
 from contrail_edge.inputs.messages import Message, messages_json
 from contrail_edge.inputs.negotiation import (
@@ -250,9 +250,13 @@ class Listings:
         async def read(replica: str) -> tuple[list[StoredMessage], str | None]:
             return await self._link.last_messages(replace(asked, replica=replica))
 
-        (found, token), position = await read_as(
-            query.consistency, self._link, asked.stream, asked.shard, read
-        )
+        position: list[Header] = []
+        if query.consistency == "leader":  # the usual case
+            found, token = await self._link.last_messages(asked)
+        else:
+            (found, token), position = await read_as(
+                query.consistency, self._link, asked.stream, asked.shard, read
+            )
         messages = messages_json(asked.stream, found, base64=base64)
         return json_response(200, LastMessages(messages, token), position)
 
