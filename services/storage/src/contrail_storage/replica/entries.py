@@ -14,7 +14,6 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import accumulate
 from time import perf_counter
 from typing import Final
 
@@ -538,7 +537,8 @@ def content_ends(content: Content) -> list[int]:
         sizes += _column_sizes(content)
     for at, size in _asked_sizes(content).items():
         sizes[at] += size
-    return list(accumulate(sizes.tolist()))
+    ends: list[int] = np.cumsum(sizes).tolist()
+    return ends
 
 
 def entry_bytes(message: PublishMessage) -> int:
