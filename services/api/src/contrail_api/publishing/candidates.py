@@ -108,7 +108,7 @@ def checked_columns(
 ) -> MessageBatch | None:
     """Return messages without headers; None if some are invalid, and must be checked one by one."""
     subjects, index = index_subjects(each_subject)
-    if any(subject_problem(subject) is not None for subject in subjects):
+    if any(map(subject_problem, subjects)):
         return None
     if columns.size() > payload_bytes_max and int(columns.sizes().max()) > payload_bytes_max:
         return None
