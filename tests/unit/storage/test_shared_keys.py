@@ -1,6 +1,8 @@
 """Subject keys of which each member of a group has a copy, and the state that names them."""
 
 import random
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,37 @@ class Cluster:
         if all(one.has(key_id) for one in self.members for key_id in self.alive):
             self._leader = None
             self.any().wipe()
+
+
+def test_key_in_the_slot_of_a_destroyed_one_is_not_destroyed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads destroy what was given up, and a third adds a key in between."""
+    keys = opened(tmp_path)
+    (first,) = keys.prepare(SHARD, ["a"], 1)
+    keys.name(SHARD, [first.id])
+    keys.shred(SHARD, [first.id])
+    destroy, made = keys.destroy, list[SharedKey]()
+
+    def destroy_and_make() -> None:
+        keys.destroy_doomed()
+        made.extend(keys.prepare(SHARD, ["b"], 1))
+
+    other = threading.Thread(target=destroy_and_make)
+
+    def destroy_late(slots: Sequence[int], below_seq: int) -> None:
+        monkeypatch.undo()
+        other.start()
+        other.join(0.5)  # it may have to wait for this one
+        destroy(slots, below_seq)
+
+    monkeypatch.setattr(keys, "destroy", destroy_late)
+    keys.destroy_doomed()
+    other.join()
+    assert keys.give(SHARD, [made[0].id]) == made
+    keys.name(SHARD, [made[0].id])
+    assert not keys.is_behind
+    keys.close()
 
 
 @pytest.mark.parametrize("seed", range(20))

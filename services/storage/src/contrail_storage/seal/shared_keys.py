@@ -183,16 +183,19 @@ class SharedKeys(SubjectKeys):
 
     def destroy_doomed(self) -> None:
         """Destroy, durably, everything that was given up before. Blocks; raises OSError."""
-        with self._lock:
-            slots = sorted(self._given_up)
-        if self.remains:  # an earlier attempt has failed
-            self.destroy_again()
-        if slots:
-            self.destroy(slots, 0)
-        if self.remains:
-            self.finish(list(self.remains))
-        with self._lock:
-            self._given_up.difference_update(slots)
+        # Until the slots are no longer listed as given up, none of them may get another key: that
+        # would be destroyed too, by whoever calls this meanwhile.
+        with self._changing:
+            with self._lock:
+                slots = sorted(self._given_up)
+            if self.remains:  # an earlier attempt has failed
+                self.destroy_again()
+            if slots:
+                self.destroy(slots, 0)
+            if self.remains:
+                self.finish(list(self.remains))
+            with self._lock:
+                self._given_up.difference_update(slots)
 
     def _give_up(self, one: Doomed) -> None:
         if self._states[one.slot] == LIVE:

@@ -140,7 +140,7 @@ class SubjectKeys:
         self._opening: _Recent[object, SubjectKey] = _Recent(ciphers_max)
         self._lock = threading.RLock()
         """For all that is in memory; never held during a write."""
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
         """For writes to the file; taken before `_lock`."""
 
     # Loading -------------------------------------------------------------------------------------
