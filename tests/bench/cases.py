@@ -1,6 +1,7 @@
 """The list of figures."""
 
 import signal
+from functools import partial
 from typing import Final
 
 from tests.bench import (
@@ -491,7 +492,13 @@ _CLUSTER: Final = (
         "cluster-shards",
         "3 replicas: batches of 1,000, msgpack, 16 connections, to 3 shards led by 3 nodes",
         "msg/s",
-        cases_cluster.shards,
+        partial(cases_cluster.shards, cases_cluster.batches),
+    ),
+    Case(
+        "cluster-shards-64",
+        "3 replicas: one message a request, 64 connections, to 3 shards led by 3 nodes",
+        "msg/s",
+        partial(cases_cluster.shards, cases_cluster.singles),
     ),
     Case(
         "cluster-kill",

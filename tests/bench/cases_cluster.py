@@ -24,7 +24,7 @@ from contrail_client import Contrail, ContrailError
 from contrail_serve.cluster import planned
 from tests.bench.cases_split import Edge
 from tests.bench.figures import Bench, BenchError, Measured, Run
-from tests.bench.http_scripts import Batches
+from tests.bench.http_scripts import Batches, Singles
 from tests.bench.load import Load
 from tests.bench.patience import repeat
 from tests.bench.processes import HOST, Pids, cpu_s, end, ready_line, wait_until
@@ -48,6 +48,7 @@ _REST_S: Final = 1.0
 _WARM_S: Final = 0.5
 _MANY_CONNECTIONS: Final = 16
 """As many batches under way as fill an entry of each shard with the part of it."""
+_SINGLES_CONNECTIONS: Final = 64
 _LOOK_S: Final = 0.05
 """The time between two looks at a state, which the leader shows."""
 
@@ -256,8 +257,19 @@ class Clustered:
         return self.measure(replace(bench, started=partial(cluster, self.edge)))
 
 
-def shards(bench: Bench) -> Measured:
-    """Messages a second in batches of 1,000, to a stream with a shard led by each node.
+def batches(stream: str, prefix: str) -> Batches:
+    """Batches of 1,000 messages."""
+    return Batches(stream, prefix, FILL_BATCH, _MANY_CONNECTIONS)
+
+
+def singles(stream: str, prefix: str) -> Singles:
+    """One message a request, on 64 connections."""
+    del stream
+    return Singles(prefix, _SINGLES_CONNECTIONS)
+
+
+def shards(scripts: Callable[[str, str], Batches | Singles], bench: Bench) -> Measured:
+    """Messages a second to a stream with a shard led by each node.
 
     Beside it: a stream with one shard, in turns on the same cluster. The CPU of the busiest node
     says how many messages three nodes take that have cores of their own.
@@ -275,8 +287,8 @@ def shards(bench: Bench) -> Measured:
                 if len({state["leader"] for state in states}) != count:
                     raise BenchError("a node leads several shards")
             before = [cpu_s(node.process.pid) for node in server.nodes.values()]
-            batches = Batches(stream, prefix, FILL_BATCH, _MANY_CONNECTIONS)
-            load = Load(server.port, server.pid, batches, bench.scale.seconds, _WARM_S)
+            chosen = scripts(stream, prefix)
+            load = Load(server.port, server.pid, chosen, bench.scale.seconds, _WARM_S)
             driven = drive(bench, load)
             after = [cpu_s(node.process.pid) for node in server.nodes.values()]
             server.check_stored(stream, driven.messages)

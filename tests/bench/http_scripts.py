@@ -20,7 +20,7 @@ SUBJECTS: Final = 16
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 MSGPACK: Final = "application/vnd.msgpack"
-COLUMNS: Final = f"{MSGPACK}; form=columns"
+PULL_COLUMNS: Final = f"{MSGPACK}; form=columns"
 BYTES: Final = "application/octet-stream"
 COLUMNS: Final = "columns"
 """The form of a batch in msgpack that consists of columns, answered in runs."""
@@ -287,7 +287,7 @@ class Pulling:
         acks = [{"token": token, "kind": "ack"} for token in tokens]
         if self._asked:
             pull = {"batch": self._asked, "expires": _PULL_EXPIRES, "acks": acks}
-            return self._post("next", pull, COLUMNS if self._columns else MSGPACK)
+            return self._post("next", pull, PULL_COLUMNS if self._columns else MSGPACK)
         # Synchronous: nothing is pending any more when the last answer is there.
         return self._post("ack", {"acks": acks, "sync": True}, JSON) if acks else None
 
