@@ -5,7 +5,8 @@ under way to one node, later ones follow them there. As soon as one of them come
 node leads, later ones wait until all that are under way are answered. Then those that came back and
 those that wait are sent in the order in which they began.
 
-A publish that comes back after a later one was answered is refused: it is too late to send it.
+A publish that comes back after a later one was answered is refused: it is too late to send it. This
+is not for batches in columns: each is a request of HTTP, and these have no order among each other.
 """
 
 import asyncio
@@ -117,6 +118,11 @@ class Flow:
         self.settled: asyncio.Future[None] | None = None
         """Done when nothing is under way; None if nobody waits for that."""
 
+    def note(self, publish: "Publish", outcome: PublishOutcome) -> None:
+        """Note the outcome of a publish: earlier ones must not be stored after it."""
+        if publish.is_ordered and is_stored(outcome):
+            self.newest = max(self.newest, publish.number)
+
 
 class Publish:
     """A publish on its way to a node, which is ``known`` to lead the stream or is only a guess."""
@@ -174,6 +180,11 @@ class Publish:
         return sum([len(one.payload) + _MESSAGE_BYTES for one in self.content])
 
     @property
+    def is_ordered(self) -> bool:
+        """True if it may have come before others from the same client that have no answer yet."""
+        return not isinstance(self.content, MessageBatch)
+
+    @property
     def is_plain(self) -> bool:
         """True if it is a single message for the stream of its subject, and was never lost."""
         listed = isinstance(self.content, list) and len(self.content) == 1
@@ -186,8 +197,8 @@ class Publish:
             if not self.known and self.node is not None:
                 self.flows.sender.learn(self.node, outcome, self.subject)
             self.done(of_repeated(outcome) if self.lost else outcome)
-            if flow is not None and is_stored(outcome):
-                flow.newest = max(flow.newest, self.number)
+            if flow is not None:
+                flow.note(self, outcome)
         elif not self.send_again(outcome):
             self.refuse(outcome)
         if flow is not None:
@@ -367,7 +378,7 @@ class Flows:
 
     def _too_late(self, flow: Flow, publish: Publish) -> ApiError | None:
         """Return the refusal of a publish if its time is over, or a later one has overtaken it."""
-        if publish.number < flow.newest:
+        if publish.is_ordered and publish.number < flow.newest:
             return overtaken()
         if publish.begun_s + self.sender.again_s <= self.sender.now():
             return no_leader(publish.error or ApiError(errors.NOT_LEADER))
@@ -406,8 +417,7 @@ class Flows:
         self._sending.discard(sending)
         failed = sending.cancelled() or sending.exception() is not None
         outcome = _ended() if failed else sending.result()
-        if is_stored(outcome):
-            flow.newest = max(flow.newest, publish.number)
+        flow.note(publish, outcome)
         publish.done(outcome)
 
     async def _send_rest(self, flow: Flow) -> None:
