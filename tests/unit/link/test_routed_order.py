@@ -355,6 +355,22 @@ def test_messages_that_wait_are_unknown_when_the_link_is_closed(turns: int) -> N
     run_virtually(scenario())
 
 
+def test_nothing_is_sent_again_after_the_link_is_closed() -> None:
+    async def scenario() -> None:
+        socket = Socket()
+        socket.publish(socket.message("S.a"))
+        await socket.until_answered()
+        socket.nodes[0].delay_s = 0.1
+        socket.publish(socket.message("S.a"))
+        socket.cluster.leaders["S"] = None
+        await socket.link.close()
+        await socket.until_answered()
+        assert isinstance(socket.outcomes[2], ApiError)
+        assert asyncio.get_running_loop().time() < 1.0
+
+    run_virtually(scenario())
+
+
 def disturb(socket: Socket, chance: random.Random) -> None:
     node = chance.choice(socket.nodes)
     what = chance.randrange(8)

@@ -213,6 +213,8 @@ class Publish:
         kind = kind_of(error)
         if kind is Kind.FINAL or (kind is Kind.LOST and not is_repeatable(self.content)):
             return False
+        if self.flows.closed:
+            return False
         self.error = error
         self.lost |= kind is Kind.LOST
         self.flows.again += 1
@@ -230,6 +232,8 @@ class Flows:
         self.sender = sender
         self.again = 0
         """Publishes that were sent again."""
+        self.closed = False
+        """Whether nothing is sent again any more."""
         # By key; a flow without publishes is dropped.
         self._flows: dict[str, Flow] = {}
         self.get: Final = self._flows.get
@@ -313,7 +317,8 @@ class Flows:
             flow.task = asyncio.get_running_loop().create_task(self._drain(flow))
 
     async def close(self) -> None:
-        """Answer those that wait with an unknown outcome."""
+        """Answer those that wait with an unknown outcome; send nothing again from now on."""
+        self.closed = True
         draining = [flow for flow in self._flows.values() if flow.task is not None]
         tasks: list[asyncio.Task[Any]] = [one.task for one in draining if one.task is not None]
         tasks += self._sending
