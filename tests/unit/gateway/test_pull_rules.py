@@ -9,11 +9,13 @@ from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.pull_rules import (
+    ACKS_MAX,
     EXPIRES_DEFAULT_NS,
     AckRequest,
     PullBody,
     PullTerms,
     check_ack,
+    check_ack_count,
     pull_terms,
 )
 from tests.support.each import each
@@ -87,3 +89,13 @@ def test_delay_belongs_to_nak_and_reason_to_term() -> None:
             check_ack(bad, "acks/3")
         assert refused.value.spec is errors.INVALID_FIELD
         assert refused.value.fields[0].pointer.startswith("/acks/3/")
+
+
+def test_far_too_many_ranges_are_refused_before_they_are_made() -> None:
+    ack = b'{"token":"t.*","ranges":[%b]}'
+    body = b'{"acks":[%b]}'
+    check_ack_count(body % b",".join([ack % b"[0,0]"] * ACKS_MAX))
+    check_ack_count(body % (ack % b",".join([b"[0,0]"] * ACKS_MAX)))
+    with pytest.raises(ApiError) as refused:
+        check_ack_count(body % (ack % b",".join([b"[0,0]"] * 5 * ACKS_MAX)))
+    assert refused.value.spec is errors.BATCH_TOO_LARGE

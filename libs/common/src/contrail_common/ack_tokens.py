@@ -16,8 +16,9 @@ import hmac
 import struct
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from operator import lt
 from typing import Final
 
@@ -46,24 +47,28 @@ class AckHead(msgspec.Struct, frozen=True):
     """The contents of a head: deliveries of one consumer in one epoch, in order.
 
     ``runs`` are consecutive sequences, at least one in each. No sequence is in two of them.
+    ``ends`` are the positions at which they end (exclusive).
     """
 
     shard_id: int
     consumer_id: int
     epoch: int
     runs: tuple[range, ...]
+    ends: tuple[int, ...]
 
     def __len__(self) -> int:
-        return sum(map(len, self.runs))
+        return self.ends[-1]
 
     def seqs(self, first: int, last: int) -> list[int]:
         """Return the sequences at the positions ``first`` to ``last``, as far as there are any."""
         found: list[int] = []
-        for run in self.runs:
-            found += run[max(first, 0) : max(last + 1, 0)]
-            first, last = first - len(run), last - len(run)
-            if last < 0:
+        # A request may name each run by itself, so none but those that it names are looked at.
+        for at in range(bisect_right(self.ends, first), len(self.runs)):
+            run = self.runs[at]
+            start = self.ends[at] - len(run)
+            if start > last:
                 break
+            found += run[max(first - start, 0) : last + 1 - start]
         return found
 
 
@@ -151,14 +156,14 @@ class TokenOpener:
         if not runs or len(runs) % _RUN.size:
             raise forged()
         each = [range(seq, seq + count) for seq, count in _RUN.iter_unpack(runs)]
-        return AckHead(*address, tuple(each))
+        return AckHead(*address, tuple(each), tuple(accumulate(map(len, each))))
 
     def _open_old(self, text: str) -> tuple[AckHead, int]:
         address, delivery = self._verified(text, self._old_begun)
         if len(delivery) != _DELIVERY.size:
             raise forged()
         seq, _ = _DELIVERY.unpack(delivery)
-        return AckHead(*address, (range(seq, seq + 1),)), seq
+        return AckHead(*address, (range(seq, seq + 1),), (1,)), seq
 
     def _verified(
         self, text: str, keys: "list[hashlib.blake2b]"
