@@ -96,6 +96,8 @@ def test_request_of_another_shape_is_refused(
 
 
 def test_other_refusals(stream: Stream) -> None:
+    neither = ask(stream, {})
+    assert neither.json()["detail"] == "must have either seqs or subjects"
     assert_problem(ask(stream, {"seqs": [1]}, accept="text/html"), 406)
     assert_problem(stream.client.post(f"{stream.path}/messages/get", content=b"[]"), 415)
     headers = {"content-type": "application/json"}

@@ -25,7 +25,8 @@ def pull(
     )
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = msgspec.msgpack.decode(answer.content)
-    assert answer.headers["content-type"] == headers["Accept"] if "cols" in found else "messages"
+    form = headers["Accept"] if "cols" in found else PACKED["Accept"]
+    assert answer.headers["content-type"] == form
     return found
 
 

@@ -181,5 +181,6 @@ def refusal(request: Request, error: ApiError, headers: tuple[Header, ...] = ())
 
 
 def invalid_field(pointer: str, message: str, spec: ErrorSpec = errors.INVALID_FIELD) -> ApiError:
-    """Return the error for one field or parameter."""
-    return ApiError(spec, f"{pointer}: {message}", fields=[errors.FieldProblem(pointer, message)])
+    """Return the error for one field or parameter; the pointer of the whole body is empty."""
+    detail = f"{pointer}: {message}" if pointer else message
+    return ApiError(spec, detail, fields=[errors.FieldProblem(pointer, message)])
