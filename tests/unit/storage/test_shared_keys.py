@@ -16,7 +16,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Done, Refused, Writes
 from contrail_storage.core.stream.stream_machine import StreamMachine
 from contrail_storage.disk.files import Files
-from contrail_storage.seal.key_file import SHARED_KEYS_NAME
+from contrail_storage.seal.key_file import SHARED_KEYS_NAME, SLOT_BYTES
 from contrail_storage.seal.keyring import Keyring
 from contrail_storage.seal.shared_keys import SHARED, SharedKey, SharedKeys
 from contrail_storage.seal.subject_keys import SubjectKeysFullError
@@ -160,6 +160,42 @@ def test_key_in_the_slot_of_a_destroyed_one_is_not_destroyed_with_it(
     assert keys.give(SHARD, [made[0].id]) == made
     keys.name(SHARD, [made[0].id])
     assert not keys.is_behind
+    keys.close()
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_nothing_of_a_key_stays_in_a_slot_that_was_damaged(tmp_path: Path, restarted: bool) -> None:
+    """The key comes again into another slot, so to shred it does not reach the damaged one."""
+    keys = opened(tmp_path)
+    (one,) = keys.prepare(SHARD, ["a"], 1)
+    keys.name(SHARD, [one.id])
+    path = tmp_path / SHARED_KEYS_NAME
+    with path.open("r+b") as file:
+        file.seek(SLOTS_AT + SLOT_BYTES - 1)
+        file.write(bytes([path.read_bytes()[SLOTS_AT + SLOT_BYTES - 1] ^ 1]))
+    if restarted:
+        keys.close()
+        keys = opened(tmp_path)
+        keys.settle(SHARD, np.array([one.id], np.uint64), one.id)
+    else:
+        with pytest.raises(ApiError):
+            keys.opening_of(SHARD, one.id)
+        assert keys.is_behind
+        keys.destroy_doomed()
+    assert one.key not in path.read_bytes()
+    assert not keys.broken
+    assert keys.take(SHARD, [one])
+    assert not keys.is_behind
+    keys.shred(SHARD, [one.id])
+    keys.destroy_doomed()
+    assert one.key not in path.read_bytes()
+    keys.close()
+    keys = opened(tmp_path)
+    (two,) = keys.prepare(SHARD, ["a"], 2)
+    keys.name(SHARD, [two.id])
+    keys.close()
+    keys = opened(tmp_path)
+    assert keys.give(SHARD, [two.id]) == [two]
     keys.close()
 
 

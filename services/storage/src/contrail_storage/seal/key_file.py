@@ -11,7 +11,8 @@ The note of a live shared key is its id. That of a destroyed key is the sequence
 messages that it sealed have yet to be removed. In an encrypted folder, the keyring seals the keys.
 No slot crosses the border of a sector. Before slots are destroyed, the journal is written: if a
 crash tears a slot, the journal says that it was being destroyed. Any other slot that does not match
-its checksum is broken and is not used again.
+its checksum is broken and is not used again; in the file of shared keys, which other members have
+too, it is overwritten.
 """
 
 import struct

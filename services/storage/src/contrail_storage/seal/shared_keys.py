@@ -36,6 +36,7 @@ from contrail_storage.disk.files import Files
 from contrail_storage.seal.frames import Sealer
 from contrail_storage.seal.key_file import (
     BROKEN,
+    FREE,
     KEY_BYTES,
     LIVE,
     SHARED_KEYS_NAME,
@@ -194,8 +195,28 @@ class SharedKeys(SubjectKeys):
                 self.destroy(slots, 0)
             if self.remains:
                 self.finish(list(self.remains))
+            if self.broken:
+                self._wipe_broken()
             with self._lock:
                 self._given_up.difference_update(slots)
+
+    def _wipe_broken(self) -> None:
+        """Overwrite damaged slots, which may hold most of a key. Blocks; raises OSError.
+
+        The key comes from another member into another slot, so nothing else would destroy this one.
+        """
+        file = self._needed()
+        broken = np.flatnonzero(self._states[: self._count] == BROKEN).tolist()
+        # The generations of these slots are lost, so no entry may be left that one could match.
+        file.write_journal([])
+        file.sync()
+        file.write([(number, Slot(FREE)) for number in broken])
+        file.sync()
+        with self._lock:
+            for number in broken:
+                self._states[number], self._generations[number] = FREE, 0
+                self._free.append(number)
+            self.broken -= len(broken)
 
     def _give_up(self, one: Doomed) -> None:
         if self._states[one.slot] == LIVE:
@@ -207,9 +228,9 @@ class SharedKeys(SubjectKeys):
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are keys to get from another node, or to destroy."""
+        """Whether there are keys to get from another node, to destroy, or to wipe."""
         with self._lock:
-            return bool(self._given_up or self.remains or self.lacking)
+            return bool(self._given_up or self.remains or self.lacking or self.broken)
 
     def wants(self, shard_id: int) -> bool:
         """Whether this node has yet to get keys of a shard."""
