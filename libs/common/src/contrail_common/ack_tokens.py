@@ -147,7 +147,7 @@ class TokenOpener:
             raise forged()
         at = int(position)
         found = head.seqs(at, at)
-        if not found or (at and position[0] == "0") or (not at and position != "0"):
+        if not found or str(at) != position:
             raise forged()
         return head, found[0]
 

@@ -262,16 +262,14 @@ class EdgeApp:
         if found is None:
             return None
         known, part, body = found
-        target = known.target
-        if target is not None:
-            request = Request(known.scope, no_more, self.state)
-        else:
+        target, scope = known.target, known.scope
+        if target is None:
             target = self.direct_target(b"GET", part)
             if target is None:
                 return None
             path, _, query = part.partition(b"?")
-            scope = {**known.scope, "raw_path": path, "query_string": query}
-            request = Request(scope, no_more, self.state)
+            scope = {**scope, "raw_path": path, "query_string": query}
+        request = Request(scope, no_more, self.state)
         try:
             if known.target is None:
                 self.guard.check(request)  # some paths need no token, and others do

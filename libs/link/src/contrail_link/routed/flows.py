@@ -401,8 +401,9 @@ class Flows:
         sending.add_done_callback(partial(self._sent_alone, flow, first))
         while not sending.done():
             await asyncio.wait([sending], timeout=self._patience_s(flow, first))
-            first.late = first.sent_s is not None and first.sent_s + SETTLE_S <= self.sender.now()
-            if first.late and not sending.done():
+            sent_s = first.sent_s
+            if not sending.done() and sent_s is not None and sent_s + SETTLE_S <= self.sender.now():
+                first.late = first.is_ordered
                 self.sender.forget(flow.key, first.node)
                 return False
             await self._clear(flow, underway=True)

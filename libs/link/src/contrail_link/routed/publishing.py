@@ -285,7 +285,7 @@ class Publisher:
             raise error
         publish.error = error
         publish.lost |= kind is Kind.LOST
-        if publish.late and publish.is_ordered:
+        if publish.late:
             raise overtaken()
         if publish.lost and not publish.safe:
             await self.check_window(publish, stream)
