@@ -29,7 +29,7 @@ class HeaderColumns(msgspec.Struct):
 
 
 class Columns(msgspec.Struct):
-    """The Delivered messages in columns.
+    """Delivered messages in columns.
 
     Numbers are little-endian: i64 for `seqs` and `times_ns`, u32 for indexes and offsets.
     """

@@ -51,8 +51,9 @@ def append_plain(
     size = _size_of_one(command) if count == 1 else _size_of_several(command)
     if size is None:
         return None
+    sizes = np.frombuffer(_I64.pack(size), np.int64) if count == 1 else columns.sizes()
     if config.max_msg_size >= 0 or config.max_bytes >= 0:
-        largest = size if count == 1 else int(columns.sizes().max())
+        largest = size if count == 1 else int(sizes.max())
         if 0 <= config.max_msg_size < largest or 0 <= config.max_bytes < largest:
             return None
     for subject in subjects:
@@ -61,7 +62,6 @@ def append_plain(
     counters, now_ns = state.counters, step.now_ns
     seq = counters.last_seq + 1
     sids = _number(state, step, command)
-    sizes = np.frombuffer(_I64.pack(size), np.int64) if count == 1 else columns.sizes()
     times_ns = np.frombuffer(_I64.pack(now_ns) * count, np.int64)
     state.fresh.append(MessageFacts(seq, sids, sizes, times_ns))
     counters.last_seq += count
