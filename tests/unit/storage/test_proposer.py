@@ -342,7 +342,7 @@ def test_entry_holds_no_more_than_its_bound_or_one_large_message(
         for data, entry in zip(bench.group.entries, bench.decoded, strict=True):
             blocks = [sum(map(len, payloads_of(command))) for _, command in entry.commands]
             assert all(
-                total <= entries.WHOLE_BYTES_MAX or len(payloads_of(command)) == 1
+                total <= entries.ENTRY_BYTES_MAX or len(payloads_of(command)) == 1
                 for total, (_, command) in zip(blocks, entry.commands, strict=True)
             )
             # It closes with the block that reaches the bound.

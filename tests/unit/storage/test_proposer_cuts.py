@@ -5,14 +5,14 @@ from tests.support.each import each
 from tests.unit.storage.test_proposer import Bench, messages, payloads_of, run
 
 
-@each(("before", "more", "commands"), [(0, 0, [4]), (0, 1, [2, 2]), (1, 0, [3, 2])])
+@each(("before", "more", "commands"), [(0, 0, [4]), (0, 1, [2, 1, 1]), (1, 0, [2, 2, 1])])
 def test_request_is_cut_above_its_own_bound_or_where_it_fills_a_block_up(
     before: int, more: int, commands: list[int]
 ) -> None:
     async def scene() -> None:
         bench = Bench()
         overhead = 32 + len("a")
-        size = entries.WHOLE_BYTES_MAX // 4 - overhead
+        size = entries.ENTRY_BYTES_MAX // 4 - overhead
         if before:
             bench.append(1, messages(before))
         request = [*messages(3, size=size), *messages(1, size=size + more)]

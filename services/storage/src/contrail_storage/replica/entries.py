@@ -42,15 +42,16 @@ from contrail_storage.core.results import Appended, Refused, Result
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
-"""An entry closes at this size. A larger command has an entry to itself."""
+"""An entry closes at this size. A larger command has an entry to itself.
+
+A request up to this size may have a block to itself, as cutting it would copy all of it.
+"""
 LOGGED_BYTES_MAX: Final = 4 << 20
 """The largest entry that a group accepts."""
 COMMAND_BYTES_MAX: Final = LOGGED_BYTES_MAX - 4_096
 """The largest command. Only a message of the maximum size comes near it."""
 COMMAND_OVERHEAD: Final = 16
 """Bytes of a command in an entry in addition to its own: the shard, and the head of the pair."""
-WHOLE_BYTES_MAX: Final = BLOCK_BYTES_MAX * 3 // 2
-"""A request up to this size may have a larger block to itself, as cutting it copies the rest."""
 MESSAGE_OVERHEAD: Final = 32
 """Bytes per message: its subject index, two offsets, the hash of its id, a subject length."""
 APPEND_OVERHEAD: Final = 256
@@ -376,9 +377,7 @@ class _AppendBuilder:
         count_max = min(count_max, BLOCK_MESSAGES_MAX - self.count)
         if request.firsts:
             count_max = min(count_max, request.stop_before(self.count) - start)
-        # A request that is somewhat larger than a block gets one to itself: cutting it would copy
-        # all of it.
-        whole_max = BLOCK_BYTES_MAX if self.count else WHOLE_BYTES_MAX
+        whole_max = BLOCK_BYTES_MAX if self.count else ENTRY_BYTES_MAX
         if request.atomic:
             # An atomic batch has a command to itself: `apply` refuses all messages of an atomic
             # command.
@@ -522,7 +521,9 @@ def batch_size(batch: MessageBatch) -> int:
     """Bytes of all messages of a batch."""
     size = batch.size() + batch.count * MESSAGE_OVERHEAD
     columns = batch.columns
-    if columns.headers is not None or columns.seals is not None:
+    if columns.seals is None and isinstance(columns.headers, UniformHeaders):
+        size += _ENTRY_BYTES * columns.headers.names.count * batch.count
+    elif columns.headers is not None or columns.seals is not None:
         size += int(_column_sizes(batch).sum())
     return size + sum(_asked_sizes(batch).values())
 
