@@ -1,10 +1,13 @@
 """The duplicate window: exact at its edge, bounded, and the same after a restart."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_storage.core import dedupe
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow, IdHashes
 from contrail_storage.core.results import Step, Writes
 from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
@@ -189,6 +192,42 @@ def test_window_knows_what_a_plain_dict_knows(steps: list[tuple[int, list[bytes]
             kept.append(now_ns, *new)
         if restarted:
             kept.restart()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, WINDOW_NS // 4),
+            st.lists(few_ids, min_size=1, max_size=60, unique=True),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_window_of_many_segments_is_a_dict_too(steps: list[tuple[int, list[bytes], bool]]) -> None:
+    with (
+        patch.object(dedupe, "_SEGMENT_MIN", 4),
+        patch.object(dedupe, "_MOVED_MAX", 16),
+        patch.object(dedupe, "_SEGMENT_MAX", 32),
+    ):
+        test_window_knows_what_a_plain_dict_knows.hypothesis.inner_test(steps)
+
+
+def test_row_of_consecutive_sequences_is_as_good_as_one_that_names_each() -> None:
+    ids = [hash_of(str(number)) for number in range(50)]
+    consecutive, each_named = Kept(), Kept()
+    consecutive.append(0, *ids)
+    hashes, writes = IdHashes.of(b"".join(ids)), Writes()
+    seqs = np.arange(1, 51)
+    seqs[-1] = 60
+    each_named.window.add(hashes, seqs, Step(1, 0, writes))
+    each_named.store.write(writes.rows)
+    [(_, short)], [(_, long)] = consecutive.store.scan(b"D"), each_named.store.scan(b"D")
+    assert len(short) < 13 * 50 < 24 * 50 < len(long)
+    for kept in consecutive, each_named:
+        kept.restart()
+    assert consecutive.known(*ids) == list(range(1, 51))
+    assert each_named.known(*ids) == [*range(1, 50), 60]
 
 
 def test_id_that_comes_twice_is_seen_and_none_that_comes_often_is_not() -> None:

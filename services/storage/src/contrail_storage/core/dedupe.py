@@ -2,8 +2,8 @@
 
 Ids arrive hashed (128 bits, keyed per stream). The window keeps 96 bits of each and its sequence,
 in the order in which the messages were stored. A hash table with chains finds them. Most ids are
-new: a word of filter bits for each chain shows that without a walk. An id takes 33 to 42 bytes.
-Lookups and additions handle the ids of a whole append at once.
+new: the filter bits in the word of a bucket show that without a walk along its chain. An id takes
+32 to 40 bytes. Lookups and additions handle the ids of a whole append at once.
 
 An id expires exactly when its message was stored at least a window ago, in elapsed time: log time
 without jumps. Sequences and times ascend together, so the check is one comparison with a sequence,
@@ -32,22 +32,37 @@ _SEGMENT_MIN: Final = 1_024
 _MOVED_MAX: Final = 32_768
 """Ids that one append may move to another segment; the limit keeps ``apply`` short."""
 _LARGE_BYTES: Final = 1 << 20
+_AT_BITS: Final = 24
+_AT_MASK: Final = np.uint64((1 << _AT_BITS) - 1)
+_FILTER_MASK: Final = ~_AT_MASK
+_SEGMENT_MAX: Final = (1 << _AT_BITS) - 1
+"""Ids of one segment at most, so that the positions of all of them fit into its words."""
 _PATTERN_BITS: Final = 12
-_PATTERN_ONES: Final = 6
-_ROW_HEAD: Final = struct.Struct("<qI")
+_PATTERN_ONES: Final = 5
+_RUN_HEAD: Final = struct.Struct("<qI")
+"""A row consists of runs: elapsed time, number of ids, then all ids, then all sequences (i64)."""
+_IN_ORDER: Final = 1 << 31
+"""Added to the number of a run whose sequences are consecutive, as most are.
+
+Then come the first sequence (i64), the first 64 bits of each id, and its last 32 bits: half as many
+bytes.
+"""
+_I64: Final = struct.Struct("<q")
 
 U64Array = NDArray[np.uint64]
 Number = TypeVar("Number", bound=np.generic)
 
 
 def _patterns() -> U64Array:
-    """Words with a few pseudo-random bits set; an id sets one of them in a segment's filter."""
+    """Words with a few pseudo-random filter bits set; an id sets one of them in its bucket."""
     numbers = np.arange(1 << _PATTERN_BITS, dtype=np.uint64)
     words = np.zeros(len(numbers), np.uint64)
+    filter_bits = np.uint64(64 - _AT_BITS)
     for _ in range(_PATTERN_ONES):
         # A linear congruential generator (Knuth's MMIX); its high bits are the most random.
         numbers = numbers * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        words |= np.uint64(1) << (numbers >> np.uint64(58))
+        bits = np.uint64(_AT_BITS) + ((numbers >> np.uint64(32)) * filter_bits >> np.uint64(32))
+        words |= np.uint64(1) << bits
     return words
 
 
@@ -131,24 +146,23 @@ def _zeros(count: int, kind: type[Number]) -> NDArray[Number]:
 class _Segment:
     """Ids in the order in which they were added, up to ``capacity`` of them.
 
-    ``heads`` has the position of the newest id of each hash bucket. ``links`` has, for each id, the
-    position of the next older one of its bucket. Positions begin at 1; 0 ends a chain. ``filter``
-    has the union of the patterns of each bucket's ids: an id whose pattern is not in it is not in
-    the segment. When the segment is full, one in 20,000 absent ids passes the filter (a word then
-    has 1.3 ids at most).
+    ``table`` has a word for each hash bucket. Its low bits are the position of the bucket's newest
+    id; ``links`` has, for each id, the position of the next older one of its bucket. Positions
+    begin at 1; 0 ends a chain. The other bits of a word are a filter, the union of the patterns of
+    the bucket's ids: an id whose pattern is not in it is not in the segment. When the segment is
+    full, one in 1,000 absent ids passes the filter at most. Position and filter share a word
+    because each bucket is a cache miss.
     """
 
-    __slots__ = ("capacity", "filter", "heads", "high", "links", "low", "mask", "seqs", "used")
+    __slots__ = ("capacity", "high", "links", "low", "mask", "seqs", "table", "used")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used = 0
-        # Between 0.67 and 1.33 ids per bucket: fuller ones would let more absent ids pass the
-        # filter.
-        buckets = 1 << (capacity - capacity // 4 - 1).bit_length()
+        # Between 0.5 and 1 ids per bucket: fuller ones would let more absent ids pass the filter.
+        buckets = 1 << (capacity - 1).bit_length()
         self.mask = buckets - 1
-        self.filter = _zeros(buckets, np.uint64)
-        self.heads = _zeros(buckets, np.uint32)
+        self.table = _zeros(buckets, np.uint64)
         self.links = _zeros(capacity + 1, np.uint32)
         self.low = _zeros(capacity + 1, np.uint64)
         self.high = _zeros(capacity + 1, np.uint32)
@@ -156,12 +170,12 @@ class _Segment:
 
     def find(self, hashes: IdHashes, found: I64Array) -> None:
         """Raise ``found`` to the sequences of those hashes that are in this segment."""
-        buckets = hashes.low.view(np.int64) & self.mask
-        passed = (self.filter[buckets] & hashes.patterns) == hashes.patterns
-        asked = passed.nonzero()[0]
+        # Here and below, `take` and its mode make numpy wait for several cache misses at once.
+        words = self.table.take(hashes.low.view(np.int64) & self.mask, mode="clip")
+        asked = ((words & hashes.patterns) == hashes.patterns).nonzero()[0]
         if not len(asked):
             return
-        at = self.heads[buckets[asked]]
+        at = (words[asked] & _AT_MASK).view(np.int64)
         while len(asked):
             same = self.low[at] == hashes.low[asked]
             if same.any():
@@ -181,15 +195,16 @@ class _Segment:
         self.low[start : start + count] = hashes.low[:count]
         self.high[start : start + count] = hashes.high[:count]
         self.seqs[start : start + count] = seqs[:count]
-        at = np.arange(start, start + count, dtype=np.uint32)
+        at = np.arange(start, start + count, dtype=np.uint64)
         buckets, patterns = hashes.low[:count].view(np.int64) & self.mask, hashes.patterns[:count]
         while len(at):
-            self.links[at] = self.heads[buckets]
-            self.heads[buckets] = at
-            self.filter[buckets] |= patterns
-            # Of several ids in one bucket, only the last is in `heads` and in the filter now. The
-            # others follow in the next rounds.
-            left = (self.heads[buckets] != at).nonzero()[0]
+            words = self.table.take(buckets, mode="clip")
+            self.links[at.view(np.int64)] = words & _AT_MASK
+            words = (words & _FILTER_MASK) | patterns | at
+            self.table[buckets] = words
+            # Of several ids in one bucket, only the last is in the table now. The others follow in
+            # the next rounds.
+            left = (self.table.take(buckets, mode="clip") != words).nonzero()[0]
             at, buckets, patterns = at[left], buckets[left], patterns[left]
         return count
 
@@ -207,8 +222,38 @@ class _Segment:
         return _ids_of(self.low[kept], self.high[kept]), self.seqs[kept]
 
 
+def _run(time_ns: int, hashes: IdHashes, seqs: I64Array) -> bytes:
+    """A run of ids for a row."""
+    count, first_seq = len(seqs), int(seqs[0])
+    if int(seqs[-1]) - first_seq == count - 1:
+        head = _RUN_HEAD.pack(time_ns, count | _IN_ORDER) + _I64.pack(first_seq)
+        return b"".join((head, hashes.low.tobytes(), hashes.high.tobytes()))
+    return b"".join((_RUN_HEAD.pack(time_ns, count), hashes.ids, seqs.tobytes()))
+
+
+def _runs_of(row: bytes) -> Iterator[tuple[int, bytes, I64Array]]:
+    """Elapsed time, ids and sequences of each run of a row; bits not kept are zero."""
+    at = 0
+    while at < len(row):
+        time_ns, count = _RUN_HEAD.unpack_from(row, at)
+        at += _RUN_HEAD.size
+        if count & _IN_ORDER:
+            count -= _IN_ORDER
+            [first_seq] = _I64.unpack_from(row, at)
+            seqs = np.arange(first_seq, first_seq + count)
+            low = np.frombuffer(row, np.uint64, count, at + _I64.size)
+            high = np.frombuffer(row, np.uint32, count, at + _I64.size + low.nbytes)
+            at += _I64.size + low.nbytes + high.nbytes
+            yield time_ns, _ids_of(low, high), seqs
+        else:
+            ids = row[at : at + ID_BYTES * count]
+            seqs = np.frombuffer(row, np.int64, count, at + len(ids))
+            at += len(ids) + seqs.nbytes
+            yield time_ns, ids, seqs
+
+
 class _Mark(NamedTuple):
-    """The ids of one entry: elapsed time, count and last sequence, and the row (``entry``)."""
+    """The ids of one append: elapsed time, count and last sequence, and the row (``entry``)."""
 
     time_ns: int
     ids: int
@@ -223,12 +268,11 @@ class DedupeWindow:
         self.shard_id = shard_id
         self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
         self.marks: deque[_Mark] = deque()
-        """One for each entry that has not expired, in order; empty: there is nothing to expire."""
+        """One for each append that has not expired, in order; empty: there is nothing to expire."""
         self._live = 0  # ids that have not expired: the sum over `marks`
         self._floor_seq = 1  # ids of messages below this sequence have expired
         # The row of the newest entry, which a second append of the same entry extends.
-        self._open_ids = b""
-        self._open_seqs = b""
+        self._open_row = b""
 
     def __len__(self) -> int:
         """Ids in memory; expired ones count until their segment is dropped."""
@@ -248,7 +292,7 @@ class DedupeWindow:
         # A segment at a time: removing single ids would mean rebuilding chains.
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
             del self._segments[0]
-        # Restored entries share a row, which stays until the last of them has expired.
+        # Restored runs share a row, which stays until the last of them has expired.
         shared = bool(marks) and marks[0].entry == last_index
         writes.delete_range(
             keys.large_key(keys.DEDUPE, self.shard_id, first_index),
@@ -270,23 +314,15 @@ class DedupeWindow:
 
         All ids of an entry are written as one row.
         """
-        ids, marks = hashes.ids, self.marks
-        index, time_ns = step.index, step.elapsed_ns
+        marks, index, time_ns = self.marks, step.index, step.elapsed_ns
         self._remember(hashes, seqs)
+        row = _run(time_ns, hashes, seqs)
         # One row for each entry, so that a window of rows is deleted as one range.
         if marks and marks[-1].entry == index:
-            # A second append of the same entry extends the row of the entry.
-            self._open_ids += ids
-            self._open_seqs += seqs.tobytes()
-            marks.pop()
-        else:
-            self._open_ids, self._open_seqs = ids, seqs.tobytes()
-        count = len(self._open_ids) // ID_BYTES
-        marks.append(_Mark(time_ns, count, int(seqs[-1]), index))
-        step.writes.put(
-            keys.large_key(keys.DEDUPE, self.shard_id, index),
-            b"".join((_ROW_HEAD.pack(time_ns, count), self._open_ids, self._open_seqs)),
-        )
+            row = self._open_row + row
+        self._open_row = row
+        marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
+        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, index), row)
 
     def _remember(self, hashes: IdHashes, seqs: I64Array) -> None:
         self._live += len(seqs)
@@ -302,7 +338,7 @@ class DedupeWindow:
         So a window of constant size has two segments.
         """
         if len(self) > _MOVED_MAX:
-            self._segments.append(_Segment(max(_SEGMENT_MIN, self._live)))
+            self._segments.append(_Segment(min(max(_SEGMENT_MIN, self._live), _SEGMENT_MAX)))
             return
         # Every lookup asks every segment, so a small window that grows is kept in one segment.
         fresh = _Segment(max(_SEGMENT_MIN, 2 * self._live))
@@ -314,14 +350,8 @@ class DedupeWindow:
     def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Load the window from its rows, given as (key, value) in key order."""
         for key, row in rows:
-            at = 0
-            while at < len(row):
-                time_ns, count = _ROW_HEAD.unpack_from(row, at)
-                ids_at = at + _ROW_HEAD.size
-                seqs_at = ids_at + ID_BYTES * count
-                seqs = np.frombuffer(row, np.int64, count, seqs_at)
-                self._take_up(time_ns, row[ids_at:seqs_at], seqs, keys.last_number(key, 8))
-                at = seqs_at + seqs.nbytes
+            for time_ns, ids, seqs in _runs_of(row):
+                self._take_up(time_ns, ids, seqs, keys.last_number(key, 8))
 
     def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
         self._remember(IdHashes.of(ids), seqs)
@@ -330,7 +360,7 @@ class DedupeWindow:
     # Archives ------------------------------------------------------------------------------------
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
-        """Elapsed time, ids and sequences of each entry, oldest first; bits not kept are zero."""
+        """Elapsed time, ids and sequences of each append, oldest first; bits not kept are zero."""
         at = len(self) - self._live  # expired ids come before the others
         for mark in self.marks:
             parts = list(self._between(at, at + mark.ids))
@@ -356,5 +386,5 @@ class DedupeWindow:
             time_ns = log_ns - step.skipped_ns
             seqs = np.frombuffer(packed, np.int64)
             self._take_up(time_ns, ids, seqs, step.index)
-            row += (_ROW_HEAD.pack(time_ns, len(seqs)), ids, packed)
+            row += (_RUN_HEAD.pack(time_ns, len(seqs)), ids, packed)
         step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), b"".join(row))
