@@ -1,7 +1,8 @@
 """Appending messages that nothing is asked of: most commands, and the shortest way for them.
 
-The result is that of the general way, which decides everything else (`append`). For one message the
-arrays of a block are made from packed bytes, since numpy's calls cost more than everything else.
+They may have ids, all of which are new. The result is that of the general way, which decides
+everything else (`append`). For one message the arrays of a block are made from packed bytes, since
+numpy's calls cost more than everything else.
 """
 
 import struct
@@ -15,7 +16,7 @@ from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
 from contrail_common.model import StreamConfig
 from contrail_common.texts import U32Array
 from contrail_storage.core.commands import Append
-from contrail_storage.core.dedupe import NO_ID
+from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts
 from contrail_storage.core.results import Step
 from contrail_storage.core.stream.shard_state import ShardState
@@ -36,8 +37,7 @@ def append_plain(
     """
     subjects, captured, columns = command.subjects, state.captured, command.columns
     if (
-        command.ids is not None
-        or command.expected is not None
+        command.expected is not None
         or command.rollups is not None
         or command.ttls is not None
         or command.atomic
@@ -59,6 +59,11 @@ def append_plain(
     for subject in subjects:
         if not captured[subject]:
             return None
+    hashes = None
+    if command.ids is not None:
+        hashes = IdHashes.of(command.ids)
+        if hashes.repeat() or state.dedupe.find(hashes).any():
+            return None
     counters, now_ns = state.counters, step.now_ns
     seq = counters.last_seq + 1
     sids = _number(state, step, command)
@@ -70,7 +75,19 @@ def append_plain(
     counters.last_time_ns = now_ns
     counters.digest = crc32c.crc32c(columns.payload, counters.digest)
     counters.last_id = NO_ID
+    if hashes is not None:
+        counters.last_id = hashes.ids[-ID_BYTES:]
+        _remember(state, step, hashes, seq)
     return Block(seq, times_ns, sids, columns, sizes)
+
+
+def _remember(state: ShardState, step: Step, hashes: IdHashes, first_seq: int) -> None:
+    """Add the ids of the messages from ``first_seq`` on; some may have none."""
+    present = np.flatnonzero(hashes.present())
+    if len(present):
+        if len(present) < hashes.count:
+            hashes = hashes.at(present)
+        state.dedupe.add(hashes, first_seq + present, step)
 
 
 def _number(state: ShardState, step: Step, command: Append) -> U32Array:
@@ -110,6 +127,7 @@ def _size_of_one(command: Append) -> int | None:
         or columns.offsets != _OFFSETS.pack(0, len(columns.payload))
         or command.subject_index != _FIRST
         or len(command.subjects) != 1
+        or (command.ids is not None and len(command.ids) != ID_BYTES)
     ):
         return None
     if columns.headers is None:
