@@ -68,6 +68,8 @@ class Texts(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def slice(self, start: int, stop: int) -> "Texts":
         """Return the texts from ``start`` up to ``stop``."""
+        if stop - start == self.count:
+            return self
         return Texts(*cut(self.offsets, start, stop, self.heap))
 
     def select(self, positions: I64Array) -> "Texts":

@@ -44,12 +44,22 @@ def hash_ids(ids: Texts, key: bytes) -> bytes:
     else:
         heap, stored = ids.heap, lengths
         hashes = factors.by_length.take(lengths, 0)
-    words = -(-longest // _PART_BYTES)
-    texts = np.zeros((len(lengths), words * _PART_BYTES), np.uint8)
-    used = _USED[:, : words * _PART_BYTES].take(stored, 0)
-    texts[used] = np.frombuffer(heap, np.uint8)
-    hashes += texts.view(np.uint32).astype(np.uint64) @ factors.words[:words]
+    words = _in_words(heap, stored, longest)
+    hashes += words @ factors.words[: words.shape[1]]
     return hashes.view(np.uint32)[:, 1::2].tobytes()
+
+
+def _in_words(heap: bytes, lengths: NDArray[np.int64], longest: int) -> NDArray[np.uint64]:
+    """The texts in rows of 32-bit words, filled up with zeros."""
+    row_bytes = -(-longest // _PART_BYTES) * _PART_BYTES
+    rows = np.zeros((len(lengths), row_bytes), np.uint8)
+    texts = np.frombuffer(heap, np.uint8)
+    # Ids of one publisher often have the same length, and are then copied row by row.
+    if len(texts) == len(lengths) * longest:
+        rows[:, :longest] = texts.reshape(len(lengths), longest)
+    else:
+        rows[_USED[:, :row_bytes].take(lengths, 0)] = texts
+    return rows.view(np.uint32).astype(np.uint64)
 
 
 def _digested(ids: Texts, key: bytes) -> tuple[bytes, NDArray[np.int64]]:
