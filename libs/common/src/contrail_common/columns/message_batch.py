@@ -147,6 +147,10 @@ def index_subjects(subjects: Sequence[str]) -> tuple[list[str], bytes]:
 
 def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], bytes]:
     """Join ``parts``, each with its distinct subjects and their index (u32), into one such pair."""
+    first = parts[0][0]
+    # Batches of one publisher often have the same subjects in the same order.
+    if all(subjects == first for subjects, _ in parts):
+        return first, b"".join([index for _, index in parts])
     table: dict[str, int] = {}
     joined = [
         np.array([table.setdefault(one, len(table)) for one in subjects], np.uint32)[as_u32(index)]

@@ -384,6 +384,8 @@ class _AppendBuilder:
             stop, size = (0, 0) if self.count else (request.count, request.size)
         elif not start and request.count <= count_max and self.bytes + request.size <= whole_max:
             stop, size = request.count, request.size
+        elif self.bytes >= BLOCK_BYTES_MAX:
+            return False  # without the sums below, which take as long as a large request to encode
         else:
             before = request.bytes_before(start)
             fitting = bisect_right(request.ends, before + BLOCK_BYTES_MAX - self.bytes, start)

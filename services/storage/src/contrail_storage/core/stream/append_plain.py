@@ -83,11 +83,13 @@ def append_plain(
 
 def _remember(state: ShardState, step: Step, hashes: IdHashes, first_seq: int) -> None:
     """Add the ids of the messages from ``first_seq`` on; some may have none."""
-    present = np.flatnonzero(hashes.present())
-    if len(present):
-        if len(present) < hashes.count:
-            hashes = hashes.at(present)
-        state.dedupe.add(hashes, first_seq + present, step)
+    present = hashes.present()
+    if present.all():
+        state.dedupe.add(hashes, np.arange(first_seq, first_seq + hashes.count), step)
+        return
+    positions = np.flatnonzero(present)
+    if len(positions):
+        state.dedupe.add(hashes.at(positions), first_seq + positions, step)
 
 
 def _number(state: ShardState, step: Step, command: Append) -> U32Array:
