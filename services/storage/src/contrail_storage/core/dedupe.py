@@ -202,6 +202,8 @@ class _Segment:
             self.links[at.view(np.int64)] = words & _AT_MASK
             words = (words & _FILTER_MASK) | patterns | at
             self.table[buckets] = words
+            if len(at) == 1:
+                break
             # Of several ids in one bucket, only the last is in the table now. The others follow in
             # the next rounds.
             left = (self.table.take(buckets, mode="clip") != words).nonzero()[0]
@@ -386,5 +388,5 @@ class DedupeWindow:
             time_ns = log_ns - step.skipped_ns
             seqs = np.frombuffer(packed, np.int64)
             self._take_up(time_ns, ids, seqs, step.index)
-            row += (_RUN_HEAD.pack(time_ns, len(seqs)), ids, packed)
+            row.append(_run(time_ns, IdHashes.of(ids), seqs))
         step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), b"".join(row))
