@@ -12,6 +12,7 @@ from contrail_link.contract.consume import AckItem, AckResult
 from contrail_storage import node
 from contrail_storage.core.dedupe import DedupeWindow, IdHashes
 from contrail_storage.core.key_layout import META_GROUP
+from contrail_storage.core.producers import Producers
 from contrail_storage.link import LocalLink
 from contrail_storage.replica.applier import Applier
 from contrail_storage.replica.loading import Row, Scan, load_applied
@@ -59,6 +60,7 @@ PLANTS: Final[dict[str, tuple[Any, str, Any]]] = {
     "stores message ids again": (DedupeWindow, "find", _none_known),
     "forgets message ids at a restart": (DedupeWindow, "load", _load_no_ids),
     "applies an entry again at a restart": (node, "load_applied", _one_entry_less),
+    "forgets producers at a restart": (Producers, "load", _load_no_ids),
     "leaves keys on the disk": (SharedKeys, "_overwrite", _forget_only),
 }
 

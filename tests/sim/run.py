@@ -19,6 +19,7 @@ from typing import Final, cast
 import structlog
 
 from tests.sim import checks
+from tests.sim.batches import Batches
 from tests.sim.cluster import simulated
 from tests.sim.faults import KINDS, Nemesis
 from tests.sim.load import Clients
@@ -45,7 +46,7 @@ def run_seed(
     with simulated(seed, folder, 5 if seed % 4 == 0 else 3) as cluster:
         _collect_garbage(cluster.loop)
         cluster.start()
-        clients = Clients(cluster, Removals, SealedRemovals, Queues)
+        clients = Clients(cluster, Removals, SealedRemovals, Queues, Batches)
         nemesis = Nemesis(cluster, faults)
         try:
             clients.begin()

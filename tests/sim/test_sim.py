@@ -40,6 +40,7 @@ FAULTS = {
     "confirms acks that are not durable": ("kill", "pause", "part"),
     "forgets message ids at a restart": ("kill", "power_cut", "all_down"),
     "applies an entry again at a restart": ("kill", "power_cut", "all_down"),
+    "forgets producers at a restart": ("kill", "power_cut", "all_down"),
     "leaves keys on the disk": ("kill", "pause", "part"),
 }
 

@@ -163,6 +163,12 @@ def test_batch_answer_of_another_length_is_unexpected() -> None:
         conclude(publishing.publish_batch("S", [Message("a")]), Answer(207, FSYNC, MIXED))
 
 
+def test_numbered_batch_is_said_in_the_query() -> None:
+    call = publishing.publish_batch("S", [Message("a", msg_id="1")], "job", 7)
+    assert call.request.query == (("producer", "job"), ("number", "7"))
+    assert publishing.publish_batch("S", [Message("a")]).request.query == ()
+
+
 def test_atomic_batch_has_one_acknowledgement() -> None:
     call = publishing.publish_atomic("S", [Message("a"), Message("b")])
     assert call.request.query == (("atomic", "true"),)

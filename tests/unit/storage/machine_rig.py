@@ -305,6 +305,7 @@ def picture(machine: StreamMachine, message_ids: Iterable[str] = ()) -> dict[str
         "ids": {
             each: int(machine.dedupe.find(IdHashes.of(hash_of(each)))[0]) for each in message_ids
         },
+        "producers": machine.producers.archived(),
         "consumer ids": dict(machine.consumer_ids),
         "consumers": {
             number: {

@@ -124,6 +124,7 @@ def of_every_kind() -> list[cmd.Command]:
     )
     return [
         cmd.Append(["a"], bytes(4), columns),
+        cmd.NumberedAppend(["a"], bytes(4), columns, bytes(16), producer="p" * 255, number=HIGH),
         cmd.ConfigureStream(stream, "i" * 16, bytes(32)),
         cmd.DropStream(),
         cmd.Trim(HIGH, HIGH),

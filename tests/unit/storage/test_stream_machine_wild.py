@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contrail_common.columns.blocks import MessageColumns, decode_block, encode_block
 from contrail_common.columns.header_columns import HeaderColumns
-from contrail_common.model import ConsumerConfig, StreamConfig
+from contrail_common.model import ConsumerConfig, Numbered, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected
@@ -151,6 +151,11 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     appends,
     appends,
     ill_formed_appends,
+    st.builds(
+        cmd.NumberedAppend.of,
+        appends | ill_formed_appends,
+        st.builds(Numbered, st.sampled_from(["p", ""]), numbers),
+    ),
     streams.map(configure),
     st.builds(cmd.DropStream),
     st.builds(cmd.Trim, numbers, numbers),

@@ -358,6 +358,12 @@ REPLICAS_DIFFER: Final = _register(
 SUBJECT_KEYS_FULL: Final = _register(
     20080, "subject_keys_full", 507, "maximum number of subject keys reached", retryable=True
 )
+NUMBER_FORGOTTEN: Final = _register(
+    20081,
+    "number_forgotten",
+    409,
+    "which messages of the batch are stored is not known any more",
+)
 SHUTTING_DOWN: Final = _register(
     20056, "shutting_down", 503, "server is shutting down", retryable=True
 )

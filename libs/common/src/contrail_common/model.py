@@ -296,6 +296,13 @@ class Advisory(msgspec.Struct, kw_only=True, omit_defaults=True):
     group: int | None = None
 
 
+class Numbered(msgspec.Struct, frozen=True, array_like=True):
+    """The ``number`` (from 1 on) that a producer gave to a batch, above that of its last one."""
+
+    producer: str
+    number: int
+
+
 class Expected(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The expectations of a publish about the stream; None means no expectation."""
 

@@ -309,9 +309,21 @@ class AsyncContrail:  # blocking: class Contrail(ArrowReplays):
         message = Message(subject, payload, headers, msg_id)
         await self._transport.run(publishing.publish_unacked(message))
 
-    async def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
-        """Store up to 10,000 messages in order, with one request; each is stored or refused."""
-        return await self._transport.run(publishing.publish_batch(stream, messages))
+    async def publish_batch(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        producer: str | None = None,
+        number: int | None = None,
+    ) -> BatchResult:
+        """Store up to 10,000 messages in order, with one request; each is stored or refused.
+
+        With the `number` of a `producer`'s batch, no message of it is stored twice, however late
+        the batch is repeated. Numbers go up, and each message needs an id.
+        """
+        call = publishing.publish_batch(stream, messages, producer, number)
+        return await self._transport.run(call)
 
     async def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
         """Store all messages or none (at most 1,000 and 2 MiB)."""

@@ -304,9 +304,21 @@ class Contrail(ArrowReplays):
         message = Message(subject, payload, headers, msg_id)
         self._transport.run(publishing.publish_unacked(message))
 
-    def publish_batch(self, stream: str, messages: Sequence[Message]) -> BatchResult:
-        """Store up to 10,000 messages in order, with one request; each is stored or refused."""
-        return self._transport.run(publishing.publish_batch(stream, messages))
+    def publish_batch(
+        self,
+        stream: str,
+        messages: Sequence[Message],
+        *,
+        producer: str | None = None,
+        number: int | None = None,
+    ) -> BatchResult:
+        """Store up to 10,000 messages in order, with one request; each is stored or refused.
+
+        With the `number` of a `producer`'s batch, no message of it is stored twice, however late
+        the batch is repeated. Numbers go up, and each message needs an id.
+        """
+        call = publishing.publish_batch(stream, messages, producer, number)
+        return self._transport.run(call)
 
     def publish_atomic(self, stream: str, messages: Sequence[Message]) -> AtomicAck:
         """Store all messages or none (at most 1,000 and 2 MiB)."""

@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, cast
 
@@ -91,7 +91,12 @@ def _request(message: Message, **query: str) -> Request:
     )
 
 
-def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]:
+def publish_batch(
+    stream: str,
+    messages: Sequence[Message],
+    producer: str | None = None,
+    number: int | None = None,
+) -> Call[BatchResult]:
     """Store messages in order; each one is stored or refused by itself."""
 
     def parse(answer: Answer) -> BatchResult:
@@ -103,12 +108,13 @@ def publish_batch(stream: str, messages: Sequence[Message]) -> Call[BatchResult]
             raise ValueError(f"{count} results for {len(messages)} messages")
         return BatchResult(tuple(one for run in runs for one in _results(stream, run, durability)))
 
-    return _batch(stream, messages, parse, accept=MSGPACK)
+    query = {"producer": producer, "number": number}
+    return _batch(stream, messages, parse, query, accept=MSGPACK)
 
 
 def publish_atomic(stream: str, messages: Sequence[Message]) -> Call[AtomicAck]:
     """Store all messages or none (at most 1,000 and 2 MiB)."""
-    return _batch(stream, messages, _atomic_ack, atomic=True)
+    return _batch(stream, messages, _atomic_ack, {"atomic": True})
 
 
 def batches(
@@ -135,14 +141,14 @@ def _batch(
     stream: str,
     messages: Sequence[Message],
     parse: Callable[[Answer], T],
+    query: Mapping[str, Any],
     *,
     accept: str = JSON,
-    atomic: bool | None = None,
 ) -> Call[T]:
     request = Request(
         "POST",
         path_of("streams", stream, "messages"),
-        query=query_items({"atomic": atomic}),
+        query=query_items(query),
         headers=(("Content-Type", MSGPACK), ("Accept", accept)),
         body=_packed(_checked(messages)),
     )

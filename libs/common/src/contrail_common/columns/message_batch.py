@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from contrail_common.columns.blocks import MessageColumns, columns_of, join_columns
-from contrail_common.model import Expected, PublishMessage, Rollup
+from contrail_common.model import Expected, Numbered, PublishMessage, Rollup
 from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
 
 _T = TypeVar("_T")
@@ -23,7 +23,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
     ``subject_index`` (u32[n]) points into the distinct ``subjects``. ``ids`` has a text for each
     message, empty if it has no id; it is None if no message has an id. The keys of ``expected``,
     ``rollups`` and ``ttls`` (ns, or TTL_NEVER) are positions of messages. If ``atomic``, all
-    messages are stored or none.
+    messages are stored or none. In a ``numbered`` batch, each message has an id.
     """
 
     subjects: list[str]
@@ -34,6 +34,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
     rollups: dict[int, Rollup] | None = None
     atomic: bool = False
     ttls: dict[int, int] | None = None
+    numbered: Numbered | None = None
 
     @classmethod
     def of(cls, messages: Sequence[PublishMessage]) -> "MessageBatch":
@@ -118,6 +119,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             _moved(self.expected, start, stop, -start),
             _moved(self.rollups, start, stop, -start),
             ttls=_moved(self.ttls, start, stop, -start),
+            numbered=self.numbered,
         )
 
     def select(self, positions: I64Array) -> "MessageBatch":
@@ -132,6 +134,7 @@ class MessageBatch(msgspec.Struct, array_like=True, gc=False):
             _selected(self.rollups, positions),
             self.atomic,
             _selected(self.ttls, positions),
+            self.numbered,
         )
 
 
@@ -160,7 +163,7 @@ def join_subjects(parts: Sequence[tuple[list[str], bytes]]) -> tuple[list[str], 
 
 
 def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
-    """Return all messages of ``parts``, one part after another."""
+    """Return all messages of ``parts``, one part after another; all have the same number."""
     if len(parts) == 1:
         return parts[0]
     expected: dict[int, Expected] = {}
@@ -184,6 +187,7 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
         expected or None,
         rollups or None,
         ttls=ttls or None,
+        numbered=parts[0].numbered,
     )
 
 

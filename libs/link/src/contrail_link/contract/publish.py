@@ -56,13 +56,14 @@ PublishOutcome = PublishAck | ApiError
 
 
 def is_repeatable(content: PublishContent) -> bool:
-    """Return True if the duplicate window protects every message against a second publish.
+    """Return True if no message is stored twice when they are published again.
 
-    An expectation would refuse the second one, although the first was stored.
+    The duplicate window protects them, or the number of their batch. An expectation would refuse
+    the second publish, although the first was stored.
     """
     if isinstance(content, MessageBatch):
         ids = content.ids
-        return (
+        return content.numbered is not None or (
             ids is not None
             and not content.expected
             and not content.atomic

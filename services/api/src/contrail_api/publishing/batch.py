@@ -9,6 +9,7 @@ import structlog
 from contrail_api.publishing.atomic import atomic_answer, atomic_batch
 from contrail_api.publishing.candidates import Admitted, admitted
 from contrail_api.publishing.ndjson import NdjsonBatch
+from contrail_api.publishing.numbered import NumberedQuery, set_number
 from contrail_api.publishing.packed import packed_batch
 from contrail_api.publishing.results import (
     BatchResults,
@@ -83,7 +84,7 @@ class JsonBatch(msgspec.Struct, forbid_unknown_fields=True):
     """The messages, at most 10,000."""
 
 
-class BatchQuery(msgspec.Struct):
+class BatchQuery(NumberedQuery):
     """Parameters of a batch publish."""
 
     atomic: Annotated[bool, msgspec.Meta(description="Store either all messages or none.")] = False
@@ -136,7 +137,10 @@ BATCH: Final = Operation(
     "the messages. A request is limited to 10,000 messages and 16 MiB.\n\nWith "
     "`atomic=true` either all messages are stored, with consecutive sequences, or none. "
     "An atomic batch is limited to 1,000 messages and 2 MiB, and the stream must have "
-    "`allow_atomic`.\n\nThe Content-Type selects one of two other body formats. "
+    "`allow_atomic`.\n\nWith `producer` and `number` no message is stored twice, however late the "
+    "batch is repeated. Each message needs an id. Those of a number below the producer's last one "
+    "are duplicates, whose `seq` is 0; those of the last number are duplicates if their ids were "
+    "stored since it was first used.\n\nThe Content-Type selects one of two other body formats. "
     "`application/x-ndjson` has one message per line and is read as a stream. With "
     "`Accept: application/x-ndjson` the results are streamed back line by line; the "
     "status is 200 if the first results are sent before the last are known. "
@@ -189,6 +193,7 @@ BATCH: Final = Operation(
         errors.ATOMIC_TOO_LARGE,
         errors.WRONG_LAST_SEQUENCE_IN_BATCH,
         errors.SHARDED_UNSUPPORTED,
+        errors.NUMBER_FORGOTTEN,
         *MESSAGE_ERRORS,
     ),
 )
@@ -223,8 +228,9 @@ class BatchPublish:
         """Store the messages of the body, each by itself unless the batch is atomic."""
         form = content_type(request.headers.get(b"content-type"), _FORMS)
         stream = request.path_values["stream"]
-        atomic = parse_query(request.query_string, BatchQuery).atomic
-        lines = form == NDJSON_TYPE and not atomic
+        query = parse_query(request.query_string, BatchQuery)
+        atomic, numbered = query.atomic, query.numbered()
+        lines = form == NDJSON_TYPE and not atomic and numbered is None
         offers = (*_ANSWERS, NDJSON_TYPE) if lines else _ANSWERS
         shown = acceptable(request.headers.get(b"accept"), offers)
         if shown == NDJSON_TYPE:
@@ -234,6 +240,7 @@ class BatchPublish:
             return _response(piece.results, piece.durability, shown)
         body = await request.body(self._body_bytes_max)
         asked = await in_turns(self._asked(form, body))
+        set_number(asked, numbered)
         if atomic:
             return atomic_answer(await publish(self._link, stream, atomic_batch(asked)), shown)
         ack = await publish(self._link, stream, asked.batch)

@@ -22,6 +22,7 @@ from contrail_common.model import (
     Compression,
     ConsumerConfig,
     DataLoss,
+    Numbered,
     Rollup,
     StreamConfig,
 )
@@ -88,6 +89,19 @@ class Append(msgspec.Struct, tag=19, array_like=True):
             0 <= at < count and (ttl_ns == TTL_NEVER or 0 < ttl_ns <= INT64_MAX)
             for at, ttl_ns in (self.ttls or {}).items()
         )
+
+
+class NumberedAppend(Append, tag=24):
+    """Messages of the batch with this ``number`` of a ``producer`` (`core.producers`)."""
+
+    producer: str = ""
+    number: int = 0
+
+    @classmethod
+    def of(cls, append: Append, numbered: Numbered) -> "NumberedAppend":
+        """The command for the messages of ``append``."""
+        fields = msgspec.structs.asdict(append)
+        return cls(**fields, producer=numbered.producer, number=numbered.number)
 
 
 class Precondition(msgspec.Struct, array_like=True, frozen=True, omit_defaults=True):
@@ -336,6 +350,8 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     ``next_subject`` and ``next_consumer`` are the next numbers to assign. ``replaced`` has roll-ups
     that are not finished. From ``keep_from`` up to ``keep_to`` there may be messages that no
     consumer needs. ``shard`` is the number of the shard in its stream. ``loss`` is accepted damage.
+    ``producers`` have a name, the number of their last batch, and the first sequence from which
+    ids are known (0: some are forgotten).
     """
 
     config: StreamConfig
@@ -356,6 +372,7 @@ class ArchiveHeader(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     keep_to: int = 0
     shard: int = 0
     loss: DataLoss | None = None
+    producers: list[tuple[str, int, int]] = []
 
 
 class RestorePart(msgspec.Struct, tag=40, array_like=True):
@@ -571,6 +588,7 @@ ReceiptCommand = RecordErasure | FinishErasures | ReopenErasures
 ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
 StreamCommand = (
     Append
+    | NumberedAppend
     | ConfigureStream
     | DropStream
     | Trim

@@ -7,7 +7,8 @@ new: the filter bits in the word of a bucket show that without a walk along its 
 
 An id expires exactly when its message was stored at least a window ago, in elapsed time: log time
 without jumps. Sequences and times ascend together, so the check is one comparison with a sequence,
-and memory is freed a segment at a time. As in JetStream, an id outlives its message (delete, purge,
+and memory is freed a segment at a time. Expired ids may be held for producers (see
+`core.producers`). As in JetStream, an id outlives its message (delete, purge,
 ack) until the window ends.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.texts import I64Array, Mask, U32Array
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.results import Step, Writes
 
@@ -271,8 +273,13 @@ class DedupeWindow:
         self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
         self.marks: deque[_Mark] = deque()
         """One for each append that has not expired, in order; empty: there is nothing to expire."""
+        self.held: deque[_Mark] = deque()
+        """Those that have expired and are held for producers, in order; all before ``marks``."""
         self._live = 0  # ids that have not expired: the sum over `marks`
+        self.held_ids = 0
+        """The sum over ``held``."""
         self._floor_seq = 1  # ids of messages below this sequence have expired
+        self._held_seq = 1  # ids of messages below this sequence are forgotten
         # The row of the newest entry, which a second append of the same entry extends.
         self._open_row = b""
 
@@ -280,35 +287,68 @@ class DedupeWindow:
         """Ids in memory; expired ones count until their segment is dropped."""
         return sum(segment.used for segment in self._segments)
 
-    def expire(self, now_ns: int, window_ns: int, writes: Writes) -> None:
-        """Forget the ids whose messages are at least ``window_ns`` old at ``now_ns``."""
-        marks = self.marks
-        if not marks or marks[0].time_ns > now_ns - window_ns:
-            return
-        first_index = last_index = marks[0].entry
+    def expire(
+        self, now_ns: int, window_ns: int, writes: Writes, held_from: int = INT64_MAX
+    ) -> None:
+        """Expire the ids whose messages are at least ``window_ns`` old at ``now_ns``.
+
+        Those of messages from the sequence ``held_from`` on are held, the others forgotten.
+        """
+        marks, held = self.marks, self.held
         while marks and marks[0].time_ns <= now_ns - window_ns:
             gone = marks.popleft()
-            last_index = gone.entry
+            held.append(gone)
             self._live -= gone.ids
+            self.held_ids += gone.ids
             self._floor_seq = gone.last_seq + 1
+        if held and held[0].last_seq < held_from:
+            self._forget(held_from, writes)
+
+    def forget_held(self, most: int, writes: Writes) -> int:
+        """Hold at most ``most`` ids; return the first sequence whose message's id is known."""
+        left = self.held_ids
+        seq = self._held_seq
+        for mark in self.held:
+            if left <= most:
+                break
+            left -= mark.ids
+            seq = mark.last_seq + 1
+        self._forget(seq, writes)
+        return seq
+
+    def _forget(self, before_seq: int, writes: Writes) -> None:
+        """Forget the held ids of messages below a sequence."""
+        held = self.held
+        gone: list[_Mark] = []
+        while held and held[0].last_seq < before_seq:
+            gone.append(held.popleft())
+        if not gone:
+            return
+        self.held_ids -= sum([mark.ids for mark in gone])
+        self._held_seq = gone[-1].last_seq + 1
         # A segment at a time: removing single ids would mean rebuilding chains.
-        while self._segments and self._segments[0].seqs[self._segments[0].used] < self._floor_seq:
+        while self._segments and self._segments[0].seqs[self._segments[0].used] < self._held_seq:
             del self._segments[0]
-        # Restored runs share a row, which stays until the last of them has expired.
-        shared = bool(marks) and marks[0].entry == last_index
+        # Restored runs share a row, which stays until the last of them is forgotten.
+        left = held or self.marks
+        last_index = gone[-1].entry
+        shared = bool(left) and left[0].entry == last_index
         writes.delete_range(
-            keys.large_key(keys.DEDUPE, self.shard_id, first_index),
+            keys.large_key(keys.DEDUPE, self.shard_id, gone[0].entry),
             keys.large_key(keys.DEDUPE, self.shard_id, last_index + (not shared)),
         )
 
-    def find(self, hashes: IdHashes) -> I64Array:
-        """The sequence of each id within the window (i64 per hash); 0 where there is none."""
+    def find(self, hashes: IdHashes, held_from: int = INT64_MAX) -> I64Array:
+        """The sequence of each id (i64 per hash); 0 where there is none.
+
+        Only ids within the window are found, and held ones from the sequence ``held_from`` on.
+        """
         found = np.zeros(hashes.count, np.int64)
         for segment in self._segments:
             segment.find(hashes, found)
         if found.any():
-            # Expired ids stay in their segment until all of it has expired.
-            found[found < self._floor_seq] = 0
+            # Ids that have expired stay in their segment until all of it is forgotten.
+            found[found < min(self._floor_seq, held_from)] = 0
         return found
 
     def add(self, hashes: IdHashes, seqs: I64Array, step: Step) -> None:
@@ -339,13 +379,14 @@ class DedupeWindow:
 
         So a window of constant size has two segments.
         """
+        known = self._live + self.held_ids
         if len(self) > _MOVED_MAX:
-            self._segments.append(_Segment(min(max(_SEGMENT_MIN, self._live), _SEGMENT_MAX)))
+            self._segments.append(_Segment(min(max(_SEGMENT_MIN, known), _SEGMENT_MAX)))
             return
         # Every lookup asks every segment, so a small window that grows is kept in one segment.
-        fresh = _Segment(max(_SEGMENT_MIN, 2 * self._live))
+        fresh = _Segment(max(_SEGMENT_MIN, 2 * known))
         for segment in self._segments:
-            ids, seqs = segment.rest(segment.first_from(self._floor_seq))
+            ids, seqs = segment.rest(segment.first_from(self._held_seq))
             fresh.add(IdHashes.of(ids), seqs)
         self._segments = [fresh]
 
@@ -363,8 +404,8 @@ class DedupeWindow:
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Elapsed time, ids and sequences of each append, oldest first; bits not kept are zero."""
-        at = len(self) - self._live  # expired ids come before the others
-        for mark in self.marks:
+        at = len(self) - self._live - self.held_ids  # those that are forgotten come first
+        for mark in (*self.held, *self.marks):
             parts = list(self._between(at, at + mark.ids))
             ids = b"".join([each for each, _ in parts])
             yield mark.time_ns, ids, b"".join([seqs.tobytes() for _, seqs in parts])

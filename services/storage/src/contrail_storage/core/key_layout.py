@@ -26,6 +26,7 @@ The rows of a shard whose number has the bit ``IN_MEMORY`` are in memory, never 
 | ``Q`` | u64 window | subject ids and sizes of the messages of a window |
 | ``H`` | - | why the shard has stopped: it needed old messages that cannot be read |
 | ``O`` | - | group of the shard (u32) |
+| ``Z`` | u32 number | a producer and its last batch |
 | ``Y`` | u64 id | empty: a shared subject key that is in use; id 0: the last id (u64) |
 | ``K`` | - | second record (checkpoint) |
 """
@@ -58,6 +59,7 @@ STOPPED: Final = b"H"
 WINDOW: Final = b"Q"
 GROUP: Final = b"O"
 SUBJECT_KEY: Final = b"Y"
+PRODUCER: Final = b"Z"
 MARK_BYTES: Final = 16
 """Bytes of the mark of a subject, a keyed hash, by which its keys are found."""
 
@@ -83,6 +85,7 @@ SHARD_KINDS: Final = (
     WINDOW,
     GROUP,
     SUBJECT_KEY,
+    PRODUCER,
 )
 """All kinds of rows that belong to one shard."""
 
@@ -118,7 +121,7 @@ def shard_key(kind: bytes, shard_id: int) -> bytes:
 
 
 def small_key(kind: bytes, shard_id: int, number: int) -> bytes:
-    """Key of a row numbered by a u32 (subject id, page, consumer id)."""
+    """Key of a row numbered by a u32 (subject id, page, consumer id, producer)."""
     return _U32_U32.pack(kind, shard_id, number)
 
 

@@ -39,7 +39,7 @@ class Appended(msgspec.Struct, frozen=True):
 
     Without ``exceptions``, message i got sequence ``first_seq + i``. Otherwise ``exceptions`` maps
     the position of each refused message to its refusal, and of each duplicate to the original
-    sequence; the other messages got consecutive sequences from ``first_seq`` on.
+    sequence (0: not known); the other messages got consecutive sequences from ``first_seq`` on.
     """
 
     first_seq: int

@@ -26,6 +26,7 @@ from contrail_storage.core.commands import (
     ListStream,
     MetaCommand,
     NoteStart,
+    NumberedAppend,
     ReceiptCommand,
     RegisterNode,
     ReserveStream,
@@ -79,7 +80,7 @@ _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
 _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _ENDING: Final = (DropStream, AcceptLoss)
 """Commands that a stopped shard accepts: they need no messages, and they end the stop."""
-_FREQUENT: Final = frozenset({Acknowledge, Advance, Append, Deliver})
+_FREQUENT: Final = frozenset({Acknowledge, Advance, Append, Deliver, NumberedAppend})
 """Commands after which the same stream and the same consumers exist, with their configurations."""
 _log = structlog.get_logger("contrail.apply")
 

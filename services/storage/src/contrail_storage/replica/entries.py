@@ -26,7 +26,7 @@ from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
 from contrail_common.columns.header_columns import UniformHeaders
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.errors import ApiError
-from contrail_common.model import Expected, PublishMessage
+from contrail_common.model import Expected, Numbered, PublishMessage
 from contrail_common.texts import I64Array, as_u32
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core.commands import (
@@ -36,6 +36,7 @@ from contrail_storage.core.commands import (
     Deliver,
     Entry,
     Exhaust,
+    NumberedAppend,
 )
 from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.results import Appended, Refused, Result
@@ -54,8 +55,8 @@ COMMAND_OVERHEAD: Final = 16
 """Bytes of a command in an entry in addition to its own: the shard, and the head of the pair."""
 MESSAGE_OVERHEAD: Final = 32
 """Bytes per message: its subject index, two offsets, the hash of its id, a subject length."""
-APPEND_OVERHEAD: Final = 256
-"""Bytes per command: heads of fields and columns, the shard, and the last offsets of columns."""
+APPEND_OVERHEAD: Final = 544
+"""Bytes per command: heads of fields and columns, the shard, the last offsets, and a producer."""
 _ENTRY_BYTES: Final = 8
 """Bytes per header in addition to name and value (with 4 more): the offsets of the name."""
 _SEAL_BYTES: Final = 12
@@ -82,8 +83,8 @@ class AppendRequest:
     """
 
     __slots__ = (
-        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "remaining",
-        "shard_id", "size", "taken",
+        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "numbered",
+        "remaining", "shard_id", "size", "taken",
     )  # fmt: skip
 
     def __init__(self, shard_id: int, content: Content, done: Done) -> None:
@@ -93,13 +94,14 @@ class AppendRequest:
         self.taken = 0
         # A message that replaces the whole stream begins a command: those before it are replaced.
         self.firsts: Collection[int] = ()
+        self.numbered: Numbered | None = None
         if isinstance(content, PublishMessage):
             self.atomic = False
             if content.rollup == "all":
                 self.firsts = (0,)
             self.count = self.remaining = 1
         else:
-            self.atomic = content.atomic
+            self.atomic, self.numbered = content.atomic, content.numbered
             if content.rollups is not None:
                 self.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
             self.count = self.remaining = content.count
@@ -382,6 +384,8 @@ class _AppendBuilder:
             # An atomic batch has a command to itself: `apply` refuses all messages of an atomic
             # command.
             stop, size = (0, 0) if self.count else (request.count, request.size)
+        elif self.count and request.numbered != self.spans[-1].request.numbered:
+            stop = size = 0
         elif not start and request.count <= count_max and self.bytes + request.size <= whole_max:
             stop, size = request.count, request.size
         elif self.bytes >= BLOCK_BYTES_MAX:
@@ -422,7 +426,7 @@ class _AppendBuilder:
         if batch.expected is not None:
             key = hash_key_of(self.shard_id)
             expected = {at: _hashed(one, key) for at, one in batch.expected.items()}
-        return Append(
+        command = Append(
             batch.subjects,
             batch.subject_index,
             batch.columns,
@@ -432,6 +436,7 @@ class _AppendBuilder:
             batch.atomic,
             batch.ttls,
         )
+        return command if batch.numbered is None else NumberedAppend.of(command, batch.numbered)
 
 
 class EntryBuilder:

@@ -19,6 +19,7 @@ from contrail_common.config_rules import (
     normalise_stream,
 )
 from contrail_common.model import ConsumerConfig, DataLoss, SequencePair
+from contrail_common.names import name_problem
 from contrail_common.retention_rules import collision, kind_problem
 from contrail_common.subjects import subject_problem
 from contrail_common.texts import I64Array
@@ -41,6 +42,7 @@ from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.deleted import PAGE, DeletedSet
 from contrail_storage.core.given_up import pages_are_sound
 from contrail_storage.core.pinned import Pinned
+from contrail_storage.core.producers import PRODUCERS_MAX
 from contrail_storage.core.results import Writes
 from contrail_storage.core.subjects.subject_table import NOT_LIVE
 
@@ -150,6 +152,7 @@ class ArchiveCheck:
         for subject, to_seq in header.replaced.items():
             _need(subject_problem(subject) is None, "a subject")
             _need(0 <= to_seq <= header.last_seq + 1, "a roll-up")
+        _check_producers(header)
 
     def _take_subjects(self, subjects: Subjects) -> None:
         rows, count = subjects.rows, len(subjects.names)
@@ -360,6 +363,15 @@ def _block(payload: bytes) -> Block:
 
 def _is_sound(pair: SequencePair) -> bool:
     return all(0 <= number <= INT64_MAX for number in msgspec.structs.astuple(pair))
+
+
+def _check_producers(header: ArchiveHeader) -> None:
+    producers, low_seq = header.producers, 1
+    _need(len({name for name, _, _ in producers}) == len(producers) <= PRODUCERS_MAX, "producers")
+    for name, number, first_seq in producers:
+        _need(name_problem(name) is None and 1 <= number <= INT64_MAX, "a producer")
+        _need(first_seq == 0 or low_seq <= first_seq <= header.last_seq + 1, "a producer")
+        low_seq = max(low_seq, first_seq)
 
 
 def _is_sound_loss(loss: DataLoss) -> bool:

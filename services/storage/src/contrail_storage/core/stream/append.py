@@ -17,7 +17,7 @@ from contrail_common.columns.blocks import Block, MessageColumns
 from contrail_common.model import Rollup, StreamConfig
 from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
-from contrail_storage.core.commands import Append
+from contrail_storage.core.commands import Append, NumberedAppend
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.facts import MessageFacts
@@ -63,6 +63,22 @@ def append(state: ShardState, step: Step, command: Append) -> Result:
     if block is not None or state.shard_id in step.writes.reached:
         state.write_counters(step.writes)
     return appended
+
+
+def append_numbered(state: ShardState, step: Step, command: NumberedAppend) -> Result:
+    """Store the messages of a producer's batch that are not stored yet."""
+    producers, name, number = state.producers, command.producer, command.number
+    known = producers.find(name)
+    if state.config.sealed or not command.is_sound():
+        return append(state, step, command)
+    if known is None or known.number < number:
+        producers.begin(name, number, state.counters.last_seq + 1, step.writes)
+    elif known.number > number:
+        count = command.columns.count
+        return Appended(state.counters.last_seq + 1, count, dict.fromkeys(range(count), 0))
+    elif not known.first_seq:
+        return Refused(errors.NUMBER_FORGOTTEN.code)
+    return append(state, step, command)
 
 
 def append_own(state: ShardState, step: Step, command: Append) -> None:
@@ -406,7 +422,7 @@ class _Checks:
 
     def _check_ids(self, hashes: IdHashes, verdicts: Verdicts) -> None:
         """Check only the ids, which are all different: all messages at once."""
-        known = self._state.dedupe.find(hashes)
+        known = self._known(hashes)
         if verdicts or known.any():
             stored = _without(hashes.count, verdicts)
             twins = np.flatnonzero(stored & (known > 0))
@@ -422,11 +438,20 @@ class _Checks:
             self.new_ids = hashes if len(new) == hashes.count else hashes.at(new)
             self.new_id_seqs = self._first_seq + new
 
+    def _known(self, hashes: IdHashes) -> I64Array:
+        """The sequences of the messages that are stored already; 0 for all others."""
+        state, command = self._state, self._command
+        if not isinstance(command, NumberedAppend):
+            return state.dedupe.find(hashes)
+        producer = state.producers.find(command.producer)
+        assert producer is not None  # the batch has begun
+        return state.dedupe.find(hashes, producer.first_seq)
+
     def _check_each(self, hashes: IdHashes | None, verdicts: Verdicts) -> None:
         command = self._command
         expected = command.expected or {}
         ids = command.ids
-        known = [] if hashes is None else self._state.dedupe.find(hashes).tolist()
+        known = [] if hashes is None else self._known(hashes).tolist()
         new: dict[bytes, int] = {}
         for at in range(command.columns.count):
             if at in verdicts:

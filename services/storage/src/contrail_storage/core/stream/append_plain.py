@@ -37,7 +37,8 @@ def append_plain(
     """
     subjects, captured, columns = command.subjects, state.captured, command.columns
     if (
-        command.expected is not None
+        type(command) is not Append
+        or command.expected is not None
         or command.rollups is not None
         or command.ttls is not None
         or command.atomic

@@ -59,6 +59,7 @@ def header_of(state: ShardState) -> ArchiveHeader:
         keep_to=counters.keep_to,
         shard=record.shard,
         loss=state.loss,
+        producers=state.producers.archived(),
     )
 
 

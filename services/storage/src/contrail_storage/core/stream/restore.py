@@ -77,6 +77,7 @@ def finish_restore(state: ShardState, step: Step, command: cmd.FinishRestore) ->
         header.keep_from,
         header.keep_to,
     )
+    state.producers.restore(header.producers, writes)
     state.loss = header.loss
     if state.loss is not None:
         state.write_loss(writes)

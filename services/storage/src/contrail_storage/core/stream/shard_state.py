@@ -18,6 +18,7 @@ from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts, SubjectFacts
+from contrail_storage.core.producers import Producers
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream.coverage import Coverage, FilterMatches
 from contrail_storage.core.stream.deadlines import Deadlines, ExemptSet
@@ -101,6 +102,8 @@ class ShardState:
         """Subjects of live messages. Invariant: their counts add up to ``counters.messages``."""
         self.dedupe = DedupeWindow(shard_id)
         """Message ids within the duplicate window."""
+        self.producers = Producers(shard_id)
+        """The producers that number their batches."""
         self.deleted = DeletedSet(shard_id)
         """Sequences from ``first_seq`` to ``last_seq`` that are not live, and no others."""
         self.exempt = ExemptSet(shard_id)
@@ -327,6 +330,7 @@ class ShardState:
             rows(keys.SUBJECT_NAME), rows(keys.SUBJECT_PAGE), rows(keys.SUBJECT_DELTA)
         )
         self.dedupe.load(rows(keys.DEDUPE))
+        self.producers.load(rows(keys.PRODUCER))
         self.deleted.load(rows(keys.DELETED), self.counters.first_seq)
         self.subjects.lost_last = self.deleted.total > 0
         self.exempt.load(rows(keys.EXEMPT), self.counters.first_seq)

@@ -10,6 +10,7 @@ from contrail_common import errors
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.facts import FactsPort
+from contrail_storage.core.producers import HELD_IDS_MAX
 from contrail_storage.core.results import Refused, Result, Step, Writes
 from contrail_storage.core.stream import (
     append,
@@ -32,6 +33,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.RestorePart: restore.restore_part,
     cmd.FinishRestore: restore.finish_restore,
     cmd.Append: append.append,
+    cmd.NumberedAppend: append.append_numbered,
     cmd.DeleteMessage: deletion.delete,
     cmd.Trim: purge.trim,
     cmd.Remove: purge.remove,
@@ -100,13 +102,22 @@ class StreamMachine(ShardState):
         now_ns = max(min(time_ns, INT64_MAX), self.counters.last_time_ns)
         step = Step(index, now_ns, writes, skipped_ns, term)
         # Before the command, so that an id is known for exactly the window, on every replica.
-        if self.dedupe.marks:
-            self.dedupe.expire(step.elapsed_ns, self.record.config.duplicate_window_ns, writes)
+        if self.dedupe.marks or self.dedupe.held:
+            expire_ids(self, step)
         result = handle(self, step, command)
         # Whichever command moved the head: a consumer must not wait for messages below it.
         if self.shard_id in writes.trimmed:
             consumer_changes.forget_trimmed(self, step)
         return result
+
+
+def expire_ids(state: ShardState, step: Step) -> None:
+    """Forget the ids that are older than the window and not held for a producer."""
+    window_ns, dedupe, producers = state.config.duplicate_window_ns, state.dedupe, state.producers
+    dedupe.expire(step.elapsed_ns, window_ns, step.writes, producers.held_from)
+    if dedupe.held_ids > HELD_IDS_MAX:
+        known_from = dedupe.forget_held(HELD_IDS_MAX, step.writes)
+        producers.forget_below(known_from, step.writes)
 
 
 def _refuse_unknown(state: ShardState, step: Step, command: cmd.Command) -> Result:
