@@ -19,7 +19,15 @@ from tests.unit.storage.erase_rig import secret, traces
 STEPS = 10
 WIPED = 0.3
 """How many of the nodes that return have lost their disk."""
-UNSURE = {errors.OUTCOME_UNKNOWN.code, errors.NOT_LEADER.code, errors.SEQUENCE_NOT_FOUND.code}
+UNSURE = {
+    error.code
+    for error in (
+        errors.OUTCOME_UNKNOWN,
+        errors.NOT_LEADER,
+        errors.NOT_READY,  # a node that has just returned
+        errors.SEQUENCE_NOT_FOUND,
+    )
+}
 
 
 class Story:
@@ -68,6 +76,7 @@ async def told(nodes: Nodes, seed: int) -> Story:
     story = Story(nodes, chance := random.Random(seed))
     config = StreamConfig(name="S", subjects=("S.*",), num_replicas=3)
     await nodes.call("a", lambda link: link.put_stream(config, "put", None, False))
+    await nodes.until_listed("S")
     shard_id = nodes["a"].meta.streams["S"].shard_id
     await until(lambda: all(shard_id in node.applier.shards for node in nodes.all()))
     group = nodes["a"].applier.shards[shard_id].group

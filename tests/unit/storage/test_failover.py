@@ -28,6 +28,7 @@ async def create(nodes: Nodes, **rules: Any) -> int:
     """Create a stream; return its group."""
     config = StreamConfig(name="S", subjects=("S.>",), num_replicas=3, **rules)
     await nodes.call("a", lambda link: link.put_stream(config, "put", None, False))
+    await nodes.until_listed("S")
     [group] = nodes["a"].meta.streams["S"].groups
     return group
 
