@@ -57,12 +57,38 @@ def test_plan_is_clipped_to_what_is_kept_and_says_where_that_begins(stream: Stre
     assert (plan["splits"][0]["from_seq"], plan["splits"][-1]["to_seq"]) == (16, 20)
 
 
+def test_a_large_range_has_more_splits_than_asked_for(stream: Stream) -> None:
+    for _ in range(4):
+        stream.fill(1000)
+    plan = stream.client.get(f"{stream.path}/replay/plan?split_bytes=1").json()
+    sizes = [one["bytes"] for one in plan["splits"]]
+    assert len(sizes) > 1
+    assert (plan["splits"][0]["from_seq"], plan["splits"][-1]["to_seq"]) == (1, 4000)
+    for query, splits in ((f"split_bytes={sum(sizes)}", 1), (f"split_bytes={sum(sizes) - 1}", 2)):
+        plan = stream.client.get(f"{stream.path}/replay/plan?{query}").json()
+        assert len(plan["splits"]) == splits
+
+
 def test_plan_of_an_empty_stream_has_no_splits(stream: Stream) -> None:
     assert stream.client.get(f"{stream.path}/replay/plan").json()["splits"] == []
 
 
 @each(
-    "query", ["splits=0", "splits=x", "from_seq=-1", "start_time=now", "end_time=x", "subject=a..b"]
+    "query",
+    [
+        "splits=0",
+        "splits=1025",
+        "splits=x",
+        "split_bytes=-1",
+        "split_bytes=9223372036854775808",
+        "from_seq=-1",
+        "start_time=now",
+        "end_time=x",
+        "subject=a..b",
+        "subject=a.b%20c..d",
+        "subject=%20",
+        f"subject={'+'.join(['a'] * 257)}",
+    ],
 )
 def test_bad_plan_parameter_is_422(stream: Stream, query: str) -> None:
     answer = stream.client.get(f"{stream.path}/replay/plan?{query}")
@@ -147,6 +173,15 @@ def test_subject_and_columns_are_selected(stream: Stream) -> None:
     assert found.column("seq").to_pylist() == [3, 8, 13, 18]
 
 
+@pytest.mark.parametrize("repeats", [1, 127])
+def test_a_message_must_match_one_of_several_filters(stream: Stream, repeats: int) -> None:
+    stream.fill(20)
+    filters = [stream.subject("3"), stream.subject("1")] * repeats
+    query = {"subject": " ".join([*filters, "none.>", "none.*"]), "columns": "seq"}
+    found = table(stream.client.get(f"{stream.path}/replay", params=query))
+    assert found.column("seq").to_pylist() == [1, 3, 6, 8, 11, 13, 16, 18]
+
+
 def test_schema_for_spark_has_microseconds(stream: Stream) -> None:
     stream.fill(2)
     found = table(stream.client.get(f"{stream.path}/replay?schema=spark"))
@@ -217,6 +252,7 @@ def test_another_incarnation_is_409(stream: Stream) -> None:
         "columns=seq,seq",
         "schema=other",
         "subject=a..b",
+        "subject=+",
         "clamp=maybe",
     ],
 )

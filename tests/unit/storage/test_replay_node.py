@@ -15,7 +15,7 @@ from contrail_common.columns.blocks import BlockView
 from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_link import publishing
-from contrail_link.contract.read import ReplayRequest, pieces_of
+from contrail_link.contract.read import ReplayPlanRequest, ReplayRequest, pieces_of
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
@@ -112,6 +112,22 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def test_splits_are_of_about_equal_size_whatever_their_number_of_messages(tmp_path: Path) -> None:
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        for _ in range(4):
+            await publishing.publish(link, "S", [PublishMessage("k.0", None, bytes(1_000_000))])
+            await node.until_written()
+        first, second = (await link.replay_plan(ReplayPlanRequest(stream="S", splits=2))).splits
+        assert (first.from_seq, first.to_seq) == (1, LAST + 2)
+        assert (second.from_seq, second.to_seq) == (LAST + 3, LAST + 4)
+        asked = ReplayPlanRequest(stream="S", split_bytes=first.bytes + second.bytes - 1)
+        assert (await link.replay_plan(asked)).splits == [first, second]
+        asked = ReplayPlanRequest(stream="S", split_bytes=first.bytes + second.bytes)
+        assert len((await link.replay_plan(asked)).splits) == 1
+
+    play(tmp_path, scene)
 
 
 @pytest.mark.parametrize("form", ["arrow", "ndjson"])

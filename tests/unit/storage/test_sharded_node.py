@@ -391,6 +391,10 @@ def test_replay_plan_covers_every_shard_and_stays_as_it_was(tmp_path: Path) -> N
         assert {(split.shard, split.from_seq) for split in one.splits} == {(1, 2)}
         literal = await link.replay_plan(ReplayPlanRequest(stream="S", subject="a.2"))
         assert {split.shard for split in literal.splits} == {shard_of("a.2", SHARDS, (2,))}
+        two = await link.replay_plan(ReplayPlanRequest(stream="S", subject="a.2 a.3"))
+        wanted = {shard_of(subject, SHARDS, (2,)) for subject in ("a.2", "a.3")}
+        assert len(wanted) > 1
+        assert {split.shard for split in two.splits} == wanted
 
     play(tmp_path, scene)
 

@@ -134,7 +134,9 @@ class ReplaySplit(msgspec.Struct, frozen=True):
 class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Plan a replay of a pinned range, in about ``splits`` parts (closed range, 0 = open end).
 
-    The range is in ``shard``, or in all shards; sequences need a shard.
+    The range is in ``shard``, or in all shards; sequences need a shard. There are more parts if
+    these would be much larger than ``split_bytes`` (0: any size). ``subject`` is as in
+    `ReplayRequest`.
     """
 
     stream: str
@@ -146,6 +148,7 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     subject: str = ""
     shard: int | None = None
     replica: str = ""
+    split_bytes: int = 0
 
 
 class PinnedReplay(msgspec.Struct, frozen=True):
@@ -157,7 +160,10 @@ class PinnedReplay(msgspec.Struct, frozen=True):
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All messages of the closed range, in ``format``; ``columns`` empty means all of them."""
+    """All messages of the closed range, in ``format``; ``columns`` empty means all of them.
+
+    ``subject`` may have several filters, separated by spaces: a message must match one of them.
+    """
 
     stream: str
     format: ReplayFormat = "arrow"

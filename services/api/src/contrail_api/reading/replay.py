@@ -16,6 +16,7 @@ from contrail_api.reading.parameters import (
     read_as,
 )
 from contrail_common import errors
+from contrail_common.config_rules import SUBJECTS_MAX
 from contrail_common.timeunits import INT64_MAX
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
@@ -58,7 +59,13 @@ ToSeq = Annotated[
         description="Last sequence of the range (inclusive). 0 means the newest.",
     ),
 ]
-Filter = Annotated[str, msgspec.Meta(description="Filter: only messages with matching subjects.")]
+Filters = Annotated[
+    str,
+    msgspec.Meta(
+        description="Filter: only messages with matching subjects. Several filters are separated "
+        f"by spaces (at most {SUBJECTS_MAX}); a message must match one of them."
+    ),
+]
 
 
 class PlanQuery(msgspec.Struct):
@@ -67,6 +74,15 @@ class PlanQuery(msgspec.Struct):
     splits: Annotated[
         int, msgspec.Meta(ge=1, le=SPLITS_MAX, description="Approximate number of splits.")
     ] = 1
+    split_bytes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=INT64_MAX,
+            description="Approximate maximum size of a split. A larger range has more splits than "
+            f"`splits`, up to {SPLITS_MAX:,}. 0 means no maximum.",
+        ),
+    ] = 0
     from_seq: FromSeq = 0
     to_seq: ToSeq = 0
     start_time: Annotated[
@@ -81,7 +97,7 @@ class PlanQuery(msgspec.Struct):
             description="End time (RFC 3339, exclusive).", extra_json_schema=schema_marks.TIME
         ),
     ] = ""
-    subject: Filter = ""
+    subject: Filters = ""
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
     consistency: Consistency = "leader"
 
@@ -92,7 +108,7 @@ class ReplayQuery(msgspec.Struct):
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
     from_seq: FromSeq = 0
     to_seq: ToSeq = 0
-    subject: Filter = ""
+    subject: Filters = ""
     columns: Annotated[
         str, msgspec.Meta(description="Comma-separated list of columns. Default: all.")
     ] = ""
@@ -231,11 +247,12 @@ class Replays:
         asked = ReplayPlanRequest(
             stream=request.path_values["stream"],
             splits=query.splits,
+            split_bytes=query.split_bytes,
             from_seq=query.from_seq,
             to_seq=query.to_seq,
             start_time_ns=time_parameter("start_time", query.start_time),
             end_time_ns=time_parameter("end_time", query.end_time),
-            subject=filter_parameter("subject", query.subject),
+            subject=_filters(query.subject),
             shard=one_shard(query.shard),
         )
 
@@ -264,7 +281,7 @@ class Replays:
             format=FORMATS[media_type],
             from_seq=query.from_seq,
             to_seq=query.to_seq,
-            subject=filter_parameter("subject", query.subject),
+            subject=_filters(query.subject),
             columns=_columns(query.columns),
             incarnation=query.incarnation,
             schema=query.schema,
@@ -279,6 +296,16 @@ class Replays:
             query.consistency, self._link, asked.stream, asked.shard, read
         )
         return StreamResponse(200, chunks, media_type.encode(), position)
+
+
+def _filters(text: str) -> str:
+    """Check the filters in ``text``, and return them separated by single spaces."""
+    filters = text.split()
+    if text and not filters:  # without a filter it would mean all messages
+        raise invalid_field("subject", "must contain a filter", errors.INVALID_SUBJECT)
+    if len(filters) > SUBJECTS_MAX:
+        raise invalid_field("subject", f"must not have more than {SUBJECTS_MAX} filters")
+    return " ".join(filter_parameter("subject", one) for one in filters)
 
 
 def _columns(text: str) -> tuple[str, ...]:

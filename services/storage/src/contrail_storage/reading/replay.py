@@ -61,8 +61,10 @@ class Replayer:
         self._blocks = blocks
         self._reader = reader
 
-    async def plan(self, shard: Shard, request: ReplayPlanRequest) -> PinnedReplay:
-        """Pin the range, and split it at block borders into about ``splits`` equal parts."""
+    async def plan(
+        self, shard: Shard, request: ReplayPlanRequest, splits_max: int = SPLITS_MAX
+    ) -> PinnedReplay:
+        """Pin the range, and split it at block borders into parts of about equal size."""
         machine = shard.machine
         assert machine.record is not None
         low = max(request.from_seq, machine.counters.first_seq)
@@ -71,27 +73,31 @@ class Replayer:
             low = max(low, await self._reader.seq_of_time(shard, request.start_time_ns))
         if request.end_time_ns:
             high = min(high, await self._reader.seq_of_time(shard, request.end_time_ns) - 1)
-        splits = self._cut(shard, low, high, request.splits) if low <= high else []
+        splits = self._cut(shard, low, high, request, splits_max) if low <= high else []
         return PinnedReplay(shard.name, machine.record.incarnation, splits)
 
-    def _cut(self, shard: Shard, low: int, high: int, parts: int) -> list[ReplaySplit]:
+    def _cut(
+        self, shard: Shard, low: int, high: int, request: ReplayPlanRequest, splits_max: int
+    ) -> list[ReplaySplit]:
         directory = self._blocks.directory(shard.machine.shard_id)
         first, last = directory.position(low), directory.position(high)
         last = min(last, len(directory) - 1)
-        total = directory.totals(first, last + 1)[0]
-        parts = max(1, min(parts, SPLITS_MAX, last - first + 1))
+        total = directory.totals(first, last + 1)[1]
+        parts = request.splits
+        if request.split_bytes:
+            parts = max(parts, -(-total // request.split_bytes))
+        parts = max(1, min(parts, splits_max, last - first + 1))
         splits: list[ReplaySplit] = []
-        start, messages, size = low, 0, 0
+        start, size = low, 0
         for position in range(first, last + 1):
             span = directory.span(position)
-            messages += span.count
             size += span.bytes
             end = position == last
-            if end or messages * parts >= total:
+            if end or size * parts >= total:
                 stop = high if end else span.end_seq - 1
                 count = stop - start + 1 - shard.machine.deleted.count(start, stop)
                 splits.append(ReplaySplit(shard.machine.shard, start, stop, count, size))
-                start, messages, size = stop + 1, 0, 0
+                start, size = stop + 1, 0
         return splits
 
     def check(self, shard: Shard, request: ReplayRequest) -> tuple[int, int]:
@@ -136,7 +142,7 @@ class Replayer:
         head = encoder.head()
         if head:
             yield head
-        wanted = self._reader.share_filter(shard, (request.subject,) if request.subject else ())
+        wanted = self._reader.share_filter(shard, tuple(request.subject.split()))
         directory = self._blocks.directory(shard.machine.shard_id)
         scan = _Scan(shard, request, directory, high, wanted)
         begun: deque[tuple[_Unit, asyncio.Future[_Made]]] = deque()

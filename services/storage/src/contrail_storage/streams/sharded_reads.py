@@ -40,7 +40,7 @@ from contrail_storage.reading.page_tokens import (
     encode_token,
 )
 from contrail_storage.reading.reader import Reader
-from contrail_storage.reading.replay import Replayer
+from contrail_storage.reading.replay import SPLITS_MAX, Replayer
 from contrail_storage.replica.shard import Shard, woken
 from contrail_storage.streams.sharded_state import (
     bad_cursor,
@@ -211,14 +211,17 @@ class ShardedReader:
         """Pin the range in every shard and split it; INVALID_FIELD for sequences of no shard."""
         if request.from_seq or request.to_seq:
             raise shard_needed(len(shards))
-        found = concerned(shards, request.subject)
+        filters = request.subject.split() or [""]
+        numbers = {one.machine.shard for each in filters for one in concerned(shards, each)}
+        found = [shard for shard in shards if shard.machine.shard in numbers]
         pinned = [(shard, shard.applied_seq) for shard in found if shard.applied_seq]
         total = sum(shard.machine.counters.messages for shard, _ in pinned)
         splits: list[ReplaySplit] = []
         for shard, to_seq in pinned:
             part = request.splits * shard.machine.counters.messages // max(total, 1)
             asked = msgspec.structs.replace(request, to_seq=to_seq, splits=max(part, 1))
-            splits += (await self._replayer.plan(shard, asked)).splits
+            most = max(SPLITS_MAX // len(pinned), 1)
+            splits += (await self._replayer.plan(shard, asked, most)).splits
         return PinnedReplay(shards[0].name, incarnation_of(shards), splits)
 
 
