@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from contrail_common.subjects import matches
+from contrail_common.subjects import matches_any
 
 ROUTES: Final = ("flights.EWR.IAH.UA", "flights.JFK.LAX.AA", "flights.JFK.LAX.DL")
 EPOCH_US: Final = 1_357_034_400_000_000
@@ -53,6 +53,8 @@ class Cut:
     batches: int
     extra: int = 0
     clean: bool = False
+    first_seq: int = 1
+    """From then on, the first sequence that the stream still has."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class ReplayServer:
         self.rows_per_shard = rows_per_shard
         self.shards = shards
         self.batch_rows = batch_rows
+        self.first_seq = 1
         self.incarnation = "first"
         self.holes: set[int] = set()
         self.token: str | None = None
@@ -123,14 +126,15 @@ class ReplayServer:
         return [
             row(shard, seq)
             for seq in range(first, min(last, self.rows_per_shard) + 1)
-            if seq not in self.holes and matches(subject, row(shard, seq)["subject"])
+            if seq not in self.holes
+            and matches_any(tuple(subject.split()), row(shard, seq)["subject"])
         ]
 
     def plan(self, query: dict[str, str]) -> dict[str, object]:
         """The plan of the range that the query asks for, in about ``splits`` parts."""
-        first = int(query.get("from_seq", 1))
+        first = max(int(query.get("from_seq", 1)), self.first_seq)
         last = min(int(query.get("to_seq", self.rows_per_shard)), self.rows_per_shard)
-        step = max(1, -(-(last - first + 1) * self.shards // int(query["splits"])))
+        step = max(1, -(-(last - first + 1) * self.shards // int(query.get("splits", 1))))
         splits = [
             {
                 "shard": shard,
@@ -140,6 +144,7 @@ class ReplayServer:
                 "bytes": step * 100,
             }
             for shard in range(self.shards)
+            if query.get("shard", str(shard)) == str(shard)
             for start in range(first, last + 1, step)
         ]
         return {"stream": "FLIGHTS", "incarnation": self.incarnation, "splits": splits}
@@ -197,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(Refuse(409, "incarnation_changed"))
         elif isinstance(fault, Garble):
             self._whole(200, fault.content_type, fault.body)
+        elif int(query["from_seq"]) < self.owner.first_seq:
+            self._refuse(Refuse(410, "range_gone"))
         else:
             self._stream(query, fault)
 
@@ -207,6 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
             schema = schema.set(position, pa.field(fault.column, fault.kind))
         parts = list(_encoded(schema, self.owner.batches(query)))
         if isinstance(fault, Cut):
+            self.owner.first_seq = max(self.owner.first_seq, fault.first_seq)
             whole = parts[: 1 + fault.batches]
             parts = [*whole, parts[1 + fault.batches][: fault.extra]]
         self.send_response(200)

@@ -200,6 +200,20 @@ def test_a_mistake_fails_the_query_with_its_sentence(
 def test_messages_lost_to_retention_fail_the_query(
     spark: SparkSession, server: ReplayServer
 ) -> None:
-    server.faults.append(Refuse(410, "range_gone"))
-    with pytest.raises(PySparkException, match=r"DataLossError.*failOnDataLoss"):
-        reader(spark, server, splits="1").load().count()
+    frame = reader(spark, server, splits="1").load()
+    frame.count()
+    server.first_seq = 11
+    with pytest.raises(PySparkException) as failed:
+        frame.count()
+    first, second, *_ = str(failed.value).splitlines()
+    assert first == "An exception was thrown from the Python worker:"
+    sentence = "DataLossError: stream FLIGHTS shard 0: sequences 1..10 were removed before they"
+    assert sentence in second
+
+
+def test_messages_lost_to_retention_are_skipped_if_asked_for(
+    spark: SparkSession, server: ReplayServer
+) -> None:
+    frame = reader(spark, server, failOnDataLoss="false").load()
+    server.first_seq = 11
+    assert sequences(frame) == list(range(11, 101))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from contrail_spark import client as client_module
-from contrail_spark.client import RETRY_AFTER_MAX_S, ReplayClient
+from contrail_spark.client import ReplayClient
 from contrail_spark.errors import (
     DataLossError,
     ProtocolError,
@@ -19,6 +19,7 @@ from contrail_spark.errors import (
 from contrail_spark.options import parse_options
 from contrail_spark.plan import Split
 from contrail_spark.schema import COLUMNS
+from contrail_spark.transport import RETRY_AFTER_MAX_S
 from tests.spark.replay_server import Cut, Fault, Garble, Refuse, ReplayServer, Retype
 
 WHOLE = Split(0, 1, 100, 100, 10_000)
@@ -70,6 +71,13 @@ def test_a_subject_filter_is_the_servers_work(server: ReplayServer) -> None:
     rows = Reader(server, subject="flights.JFK.LAX.*").rows()
     assert rows == server.rows(0, 1, 100, "flights.JFK.LAX.*")
     assert {query["subject"] for query in server.asked("/replay")} == {"flights.JFK.LAX.*"}
+
+
+def test_several_filters_are_one_request(server: ReplayServer) -> None:
+    rows = Reader(server, subject="flights.EWR.> flights.*.*.DL").rows()
+    assert rows == server.rows(0, 1, 100, "flights.EWR.> flights.JFK.LAX.DL")
+    assert 0 < len(rows) < 100
+    assert len(server.asked("/replay")) == 1
 
 
 def test_batches_are_yielded_while_the_body_still_arrives(server: ReplayServer) -> None:
@@ -178,16 +186,73 @@ def test_a_stream_created_again_since_the_plan_is_a_clear_error(server: ReplaySe
     assert (refused.value.status, refused.value.name) == (409, "incarnation_changed")
 
 
-def test_messages_gone_before_the_read_are_a_clear_error(server: ReplayServer) -> None:
-    server.faults.append(Refuse(410, "range_gone"))
-    with pytest.raises(DataLossError, match="failOnDataLoss"):
+@pytest.mark.parametrize("first", [2, 31, 100, 101, 200])
+def test_messages_gone_before_the_read_are_an_error_that_names_them(
+    server: ReplayServer, first: int
+) -> None:
+    server.first_seq, server.rows_per_shard = first, 300
+    with pytest.raises(DataLossError) as lost:
         Reader(server).rows()
-    assert "clamp" not in server.asked("/replay")[0]
+    assert str(lost.value) == (
+        f"stream FLIGHTS shard 0: sequences 1..{min(first, 101) - 1} were removed before they "
+        'were read. To read what is left, use .option("failOnDataLoss", "false")'
+    )
 
 
-def test_without_fail_on_data_loss_the_server_is_asked_to_clamp(server: ReplayServer) -> None:
-    Reader(server, failOnDataLoss="false").rows()
-    assert server.asked("/replay")[0]["clamp"] == "true"
+@pytest.mark.parametrize("first", [2, 31, 100, 101])
+def test_without_fail_on_data_loss_lost_messages_are_skipped_and_logged(
+    server: ReplayServer, first: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.first_seq = first
+    assert Reader(server, failOnDataLoss="false").rows() == server.rows(0, first, 100)
+    assert f"sequences 1..{first - 1} were removed before they were read" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [22, 56, 101])
+def test_retention_that_overtakes_a_read_loses_what_was_not_read(
+    server: ReplayServer, kept: int
+) -> None:
+    server.faults.append(Cut(2, first_seq=kept))
+    reader = Reader(server, failOnDataLoss="false", fetchRetries="1")
+    assert reader.rows() == server.rows(0, 1, 20) + server.rows(0, kept, 100)
+    server.first_seq = 1
+    server.faults.append(Cut(2, first_seq=kept))
+    with pytest.raises(DataLossError, match=rf"sequences 21\.\.{kept - 1} were removed"):
+        Reader(server).rows()
+
+
+def test_retention_that_follows_close_behind_a_read_loses_nothing(server: ReplayServer) -> None:
+    server.faults.append(Cut(2, first_seq=21))
+    assert Reader(server).rows() == server.rows(0, 1, 100)
+
+
+def test_a_replica_that_still_has_what_another_removed_is_asked_again(
+    server: ReplayServer,
+) -> None:
+    server.faults.append(Refuse(410, "range_gone"))
+    reader = Reader(server, consistency="any")
+    assert reader.rows() == server.rows(0, 1, 100)
+    assert len(reader.pauses) == 1
+    assert {query["consistency"] for query in server.asked("/plan")} == {"any"}
+
+
+def test_a_stream_created_again_is_not_mistaken_for_loss(server: ReplayServer) -> None:
+    reader = Reader(server, failOnDataLoss="false")
+    plan = reader.client.plan()
+    server.faults.append(Refuse(410, "range_gone"))
+    server.incarnation = "second"
+    with pytest.raises(StreamChangedError, match="load it again"):
+        list(reader.client.read(plan, WHOLE, ("seq",)))
+
+
+def test_a_replica_that_is_behind_the_plan_gives_way_to_the_leader(server: ReplayServer) -> None:
+    behind = Refuse(503, "range_not_applied", {"Retry-After": "1"})
+    server.faults.extend([behind, Cut(2), behind, behind])
+    reader = Reader(server, consistency="any")
+    assert reader.rows() == server.rows(0, 1, 100)
+    asked = [query["consistency"] for query in server.asked("/replay")]
+    assert asked == ["any", "leader", "any", "leader", "any"]
+    assert [pause < 1 for pause in reader.pauses] == [True, False]
 
 
 def test_any_replica_is_asked_for_the_plan_and_the_parts(server: ReplayServer) -> None:

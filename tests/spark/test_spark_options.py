@@ -37,7 +37,7 @@ def test_every_option_given_is_taken() -> None:
     assert options == ReplayOptions(
         url="https://events.example:8443",
         stream="S",
-        subject="flights.JFK.*.>",
+        subjects=("flights.JFK.*.>",),
         start_time="2013-01-01T10:00:00.000000000Z",
         end_time="2013-01-01T10:00:00.500000000Z",
         splits=3,
@@ -61,7 +61,10 @@ def test_every_option_given_is_taken() -> None:
         ({"url": "http://user:pw@host"}, "option url: credentials do not belong"),
         ({"url": "http://host:99999"}, "option url: Port out of range"),
         ({"url": ""}, "option url: must not be empty"),
-        ({"subject": "a..b"}, "option subject: a subject filter must not contain an empty token"),
+        ({"subject": "a..b"}, "option subject: 'a..b': a subject filter must not contain an empty"),
+        ({"subject": "a.b c.>.d"}, "option subject: 'c.>.d': the wildcard > must be the last"),
+        ({"subject": " "}, "option subject: must not be empty"),
+        ({"subject": "a " * 257}, "option subject: must not have more than 256 filters"),
         ({"startingSequence": "0"}, "option startingSequence: must be an integer from 1"),
         ({"startingSequence": "x"}, "option startingSequence: must be an integer from 1"),
         ({"endingSequence": "9" * 30}, "option endingSequence: must be an integer from 1"),
@@ -80,6 +83,11 @@ def test_every_option_given_is_taken() -> None:
         ({"startingTimestamp": "9", "endingTimestamp": "3"}, "is after endingTimestamp"),
         ({"startingSequence": "9", "startingTimestamp": "3"}, "cannot be used together"),
         ({"splits": "2", "minPartitions": "3"}, "cannot be used together"),
+        ({"splits": "2", "maxBytesPerPartition": "3"}, "cannot be used together"),
+        ({"maxBytesPerPartition": "0"}, "option maxBytesPerPartition: must be a size in bytes"),
+        ({"maxBytesPerPartition": "1.5m"}, "option maxBytesPerPartition: must be a size in bytes"),
+        ({"maxBytesPerPartition": "9223372036854775808"}, "must be a size in bytes"),
+        ({"maxBytesPerPartition": "8589934592g"}, "must be a size in bytes"),
         ({"token": "a", "tokenFile": "b"}, "options token and tokenFile cannot be used together"),
     ],
 )
@@ -120,3 +128,28 @@ def test_a_useless_token_file_is_an_option_error(tmp_path: Path, content: bytes 
 
 def test_default_number_of_splits_is_asked_for() -> None:
     assert parse_options({"stream": "S"}).splits == DEFAULT_SPLITS
+
+
+@each(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("4k", 4 << 10),
+        (" 128M ", 128 << 20),
+        ("2gb", 2 << 30),
+        ("9223372036854775807", (1 << 63) - 1),
+        ("8589934591g", 8_589_934_591 << 30),
+    ],
+)
+def test_a_size_is_a_number_of_bytes_with_or_without_a_unit(text: str, size: int) -> None:
+    options = parse_options({"stream": "S", "maxBytesPerPartition": text})
+    assert (options.split_bytes, options.splits) == (size, DEFAULT_SPLITS)
+
+
+def test_a_given_number_of_splits_is_not_raised_for_their_size() -> None:
+    assert parse_options({"stream": "S", "splits": "3"}).split_bytes is None
+
+
+def test_filters_up_to_the_limit_are_taken() -> None:
+    filters = tuple(f"a.{number}" for number in range(256))
+    assert parse_options({"stream": "S", "subject": "\n".join(filters)}).subjects == filters

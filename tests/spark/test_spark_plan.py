@@ -7,6 +7,7 @@ from contrail_spark.options import parse_options
 from contrail_spark.plan import (
     ReplayPlan,
     Split,
+    kept_query,
     parse_plan,
     plan_path,
     plan_query,
@@ -50,17 +51,20 @@ def test_a_document_that_is_no_plan_is_a_protocol_error(document: object) -> Non
 def test_only_the_limits_given_are_sent_with_the_plan() -> None:
     options = parse_options({"stream": "FLIGHTS", "splits": "4", "startingSequence": "7"})
     assert plan_query(options) == [("splits", "4"), ("from_seq", "7")]
+    options = parse_options({"stream": "S", "minPartitions": "4", "maxBytesPerPartition": "1k"})
+    assert plan_query(options) == [("splits", "4"), ("split_bytes", "1024")]
 
 
 def test_times_and_subject_are_sent_with_the_plan() -> None:
     options = parse_options(
-        {"stream": "S", "startingTimestamp": "0", "endingTimestamp": "1", "subject": "a.>"}
+        {"stream": "S", "startingTimestamp": "0", "endingTimestamp": "1", "subject": " a.>  b.* "}
     )
     assert plan_query(options) == [
         ("splits", "8"),
+        ("split_bytes", "134217728"),
         ("start_time", "1970-01-01T00:00:00.000000000Z"),
         ("end_time", "1970-01-01T00:00:00.001000000Z"),
-        ("subject", "a.>"),
+        ("subject", "a.> b.*"),
     ]
 
 
@@ -72,7 +76,7 @@ def test_a_stream_name_is_escaped_in_paths() -> None:
 
 def test_a_split_is_asked_for_with_its_incarnation_and_columns() -> None:
     query = replay_query(
-        parse_options({"stream": "FLIGHTS"}), PLAN, PLAN.splits[0], 11, ("subject", "seq")
+        parse_options({"stream": "FLIGHTS"}), PLAN, PLAN.splits[0], 11, ("subject", "seq"), None
     )
     assert query == [
         ("shard", "0"),
@@ -84,10 +88,16 @@ def test_a_split_is_asked_for_with_its_incarnation_and_columns() -> None:
     ]
 
 
-def test_subject_and_clamping_are_sent_with_a_split_when_asked_for() -> None:
-    options = parse_options({"stream": "S", "subject": "a.*", "failOnDataLoss": "false"})
-    query = replay_query(options, PLAN, PLAN.splits[0], 1, ("seq",))
-    assert query[-2:] == [("subject", "a.*"), ("clamp", "true")]
+def test_filters_and_consistency_are_sent_with_a_split_when_asked_for() -> None:
+    options = parse_options({"stream": "S", "subject": "a.* b"})
+    query = replay_query(options, PLAN, PLAN.splits[0], 1, ("seq",), "any")
+    assert query[-2:] == [("subject", "a.* b"), ("consistency", "any")]
+
+
+def test_what_is_left_of_a_split_is_asked_for_in_its_shard() -> None:
+    options = parse_options({"stream": "S", "subject": "a.*", "consistency": "any"})
+    query = kept_query(options, Split(3, 1, 50, 48, 9_600), 7)
+    assert dict(query) == {"shard": "3", "from_seq": "7", "to_seq": "50", "consistency": "any"}
 
 
 def test_the_sequence_is_always_among_the_columns_asked_for() -> None:

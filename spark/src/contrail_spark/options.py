@@ -1,12 +1,14 @@
 """The options of ``spark.read.format("contrail")``: names, defaults and error messages."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from contrail_common.config_rules import SUBJECTS_MAX
 from contrail_common.names import name_problem
 from contrail_common.subjects import filter_problem
 from contrail_common.timeunits import NS_PER_MS, format_time, parse_time
@@ -15,6 +17,7 @@ from contrail_spark.errors import OptionError
 DEFAULT_URL: Final = "http://127.0.0.1:7420"
 DEFAULT_SPLITS: Final = 8
 SPLITS_MAX: Final = 1_024
+DEFAULT_SPLIT_BYTES: Final = 128 << 20
 DEFAULT_RETRIES: Final = 5
 RETRIES_MAX: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 30_000
@@ -31,6 +34,7 @@ NAMES: Final = (
     "endingTimestamp",
     "splits",
     "minPartitions",
+    "maxBytesPerPartition",
     "columns",
     "failOnDataLoss",
     "consistency",
@@ -44,27 +48,33 @@ _EXCLUSIVE: Final = (
     ("startingSequence", "startingTimestamp"),
     ("endingSequence", "endingTimestamp"),
     ("splits", "minPartitions"),
+    ("splits", "maxBytesPerPartition"),
     ("token", "tokenFile"),
 )
+_SIZE: Final = re.compile(r"(\d{1,19})([kmg]?)b?", re.IGNORECASE | re.ASCII)
+_SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
 _BOOLEANS: Final = {"true": True, "false": False}
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """Checked options. Times are RFC 3339; None means no limit.
+    """Checked options. Times are RFC 3339; None means no limit, and no ``subjects`` mean all.
+
+    The range is cut into about ``splits`` parts, or into more of at most about ``split_bytes``.
 
     ``token`` is kept out of ``repr``, so that it cannot reach a log line or an error.
     """
 
     url: str
     stream: str
-    subject: str | None = None
+    subjects: tuple[str, ...] = ()
     from_seq: int | None = None
     to_seq: int | None = None
     start_time: str | None = None
     end_time: str | None = None
     splits: int = DEFAULT_SPLITS
+    split_bytes: int | None = DEFAULT_SPLIT_BYTES
     columns: tuple[str, ...] | None = None
     fail_on_data_loss: bool = True
     consistency: str | None = None
@@ -107,12 +117,15 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
     parsed = ReplayOptions(
         url=read("url", parse_url) or DEFAULT_URL,
         stream=read("stream", _stream) or "",
-        subject=read("subject", _subject),
+        subjects=read("subject", _subjects) or (),
         from_seq=read("startingSequence", _sequence),
         to_seq=read("endingSequence", _sequence),
         start_time=read("startingTimestamp", _time),
         end_time=read("endingTimestamp", _time),
         splits=read("splits", _splits) or read("minPartitions", _splits) or DEFAULT_SPLITS,
+        split_bytes=None
+        if "splits" in options
+        else _or(read("maxBytesPerPartition", _size), DEFAULT_SPLIT_BYTES),
         columns=read("columns", _columns),
         fail_on_data_loss=read("failOnDataLoss", _boolean) is not False,
         consistency=read("consistency", _consistency),
@@ -178,10 +191,15 @@ def _stream(text: str) -> str:
     return text
 
 
-def _subject(text: str) -> str:
-    if problem := filter_problem(text):
-        raise ValueError(problem)
-    return text
+def _subjects(text: str) -> tuple[str, ...]:
+    # No subject has a space in it, but commas are allowed.
+    filters = tuple(_not_empty(text).split())
+    if len(filters) > SUBJECTS_MAX:
+        raise ValueError(f"must not have more than {SUBJECTS_MAX} filters")
+    for one in filters:
+        if problem := filter_problem(one):
+            raise ValueError(f"{one!r}: {problem}")
+    return filters
 
 
 def _integer(text: str, least: int, most: int) -> int:
@@ -200,6 +218,14 @@ def _sequence(text: str) -> int:
 
 def _splits(text: str) -> int:
     return _integer(text, 1, SPLITS_MAX)
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) << _SIZE_SHIFTS[found[2].lower()] if found else 0
+    if not 1 <= size <= SEQ_MAX:
+        raise ValueError(f'must be a size in bytes such as "134217728" or "128m", not {text!r}')
+    return size
 
 
 def _retries(text: str) -> int:

@@ -43,14 +43,27 @@ def plan_query(options: ReplayOptions) -> Query:
     """The query of the request for the plan: only the limits that the caller has set."""
     asked = {
         "splits": options.splits,
+        "split_bytes": options.split_bytes,
         "from_seq": options.from_seq,
         "to_seq": options.to_seq,
         "start_time": options.start_time,
         "end_time": options.end_time,
-        "subject": options.subject,
+        "subject": " ".join(options.subjects) or None,
         "consistency": options.consistency,
     }
     return [(name, str(value)) for name, value in asked.items() if value is not None]
+
+
+def kept_query(options: ReplayOptions, split: Split, from_seq: int) -> Query:
+    """The query of a plan that shows what is left of ``split`` from ``from_seq`` on."""
+    query = [
+        ("shard", str(split.shard)),
+        ("from_seq", str(from_seq)),
+        ("to_seq", str(split.to_seq)),
+    ]
+    if options.consistency is not None:
+        query.append(("consistency", options.consistency))
+    return query
 
 
 def parse_plan(document: object) -> ReplayPlan:
@@ -108,7 +121,12 @@ def wire_columns(wanted: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def replay_query(
-    options: ReplayOptions, plan: ReplayPlan, split: Split, from_seq: int, columns: tuple[str, ...]
+    options: ReplayOptions,
+    plan: ReplayPlan,
+    split: Split,
+    from_seq: int,
+    columns: tuple[str, ...],
+    consistency: str | None,
 ) -> Query:
     """The query that reads ``from_seq`` to the end of ``split``, in the types Spark takes."""
     query = [
@@ -119,10 +137,8 @@ def replay_query(
         ("columns", ",".join(columns)),
         ("schema", "spark"),
     ]
-    if options.subject is not None:
-        query.append(("subject", options.subject))
-    if options.consistency is not None:
-        query.append(("consistency", options.consistency))
-    if not options.fail_on_data_loss:
-        query.append(("clamp", "true"))
+    if options.subjects:
+        query.append(("subject", " ".join(options.subjects)))
+    if consistency is not None:
+        query.append(("consistency", consistency))
     return query

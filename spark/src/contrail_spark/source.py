@@ -1,53 +1,14 @@
 """``spark.read.format("contrail")``: a fixed range of a stream as a DataFrame."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import message_first
-from contrail_spark.options import ReplayOptions, parse_options
-from contrail_spark.plan import ReplayPlan, Split
-from contrail_spark.schema import arrow_schema, checked_projection, conform, spark_schema
-
-
-@dataclass
-class SplitPartition(InputPartition):
-    """A Spark partition that reads one split of the plan."""
-
-    split: Split
-
-
-class ContrailBatchReader(DataSourceReader):
-    """Reads the splits of one plan.
-
-    It deliberately has no ``pushFilters``: Spark 4.3 keeps the pushed filter per relation, not per
-    scan, so a second query on the same DataFrame would silently get the rows of the first.
-    Options and ``.schema(...)`` narrow a read instead.
-    """
-
-    def __init__(self, options: ReplayOptions, plan: ReplayPlan, schema: StructType) -> None:
-        self._options = options
-        self._plan = plan
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        """The splits of the plan; an empty range has none."""
-        return [SplitPartition(split) for split in self._plan.splits]
-
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The record batches of one partition; None means that the plan has no partitions."""
-        # Spark calls `read` once with None if there are no partitions.
-        if not isinstance(partition, SplitPartition):
-            return
-        client = ReplayClient(self._options)
-        schema = arrow_schema(self._schema)
-        with message_first():
-            for batch in client.read(self._plan, partition.split, tuple(schema.names)):
-                yield conform(batch, schema)
+from contrail_spark.options import parse_options
+from contrail_spark.plan import ReplayPlan
+from contrail_spark.schema import checked_projection, spark_schema
 
 
 class ContrailDataSource(DataSource):
