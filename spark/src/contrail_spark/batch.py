@@ -1,5 +1,7 @@
 """The batch reader: one Spark partition for each split of a plan."""
 
+import functools
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,8 +45,19 @@ class ContrailBatchReader(DataSourceReader):
         # Spark calls `read` once with None if there are no partitions.
         if not isinstance(partition, SplitPartition):
             return
+        _freeze_modules()
         client = ReplayClient(self._options)
         schema = arrow_schema(self._schema)
         with message_first():
             for batch in client.read(self._plan, partition.split, tuple(schema.names)):
                 yield conform(batch, schema)
+
+
+@functools.cache
+def _freeze_modules() -> None:
+    """Exempt what is loaded now from garbage collection, once per process.
+
+    Spark's workers run a full collection after each task, and the next task waits for it. It takes
+    30 ms and more, because it visits every object of the imported modules.
+    """
+    gc.freeze()
