@@ -94,10 +94,9 @@ def test_filters_and_consistency_are_sent_with_a_split_when_asked_for() -> None:
     assert query[-2:] == [("subject", "a.* b"), ("consistency", "any")]
 
 
-def test_what_is_left_of_a_split_is_asked_for_in_its_shard() -> None:
-    options = parse_options({"stream": "S", "subject": "a.*", "consistency": "any"})
-    query = kept_query(options, Split(3, 1, 50, 48, 9_600), 7)
-    assert dict(query) == {"shard": "3", "from_seq": "7", "to_seq": "50", "consistency": "any"}
+def test_what_is_left_of_a_split_is_asked_of_the_leader_of_its_shard() -> None:
+    query = kept_query(Split(3, 1, 50, 48, 9_600), 7)
+    assert dict(query) == {"shard": "3", "from_seq": "7", "to_seq": "50"}
 
 
 def test_the_sequence_is_always_among_the_columns_asked_for() -> None:

@@ -171,8 +171,7 @@ class ReplayClient:
         A plan of the same range starts at the first sequence that the stream still has.
         """
         what = f"find what is left of stream {plan.stream} shard {split.shard}"
-        query = kept_query(self._options, split, position)
-        found = self._fetch_plan(query, what)
+        found = self._fetch_plan(kept_query(split, position), what)
         if found.incarnation != plan.incarnation:
             raise StreamChangedError(
                 f"stream {plan.stream} was re-created after this DataFrame was loaded; load it "
@@ -182,7 +181,7 @@ class ReplayClient:
             ) from refused
         kept = found.splits[0].from_seq if found.splits else split.to_seq + 1
         if kept <= position:
-            # With several replicas, another one may have answered, which is behind.
+            # It was a replica that refused, and the leader still has everything.
             raise InterruptionError(str(refused))
         lost = (
             f"stream {plan.stream} shard {split.shard}: sequences {position}..{kept - 1} were "

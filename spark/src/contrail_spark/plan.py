@@ -54,16 +54,17 @@ def plan_query(options: ReplayOptions) -> Query:
     return [(name, str(value)) for name, value in asked.items() if value is not None]
 
 
-def kept_query(options: ReplayOptions, split: Split, from_seq: int) -> Query:
-    """The query of a plan that shows what is left of ``split`` from ``from_seq`` on."""
-    query = [
+def kept_query(split: Split, from_seq: int) -> Query:
+    """The query of a plan that shows what is left of ``split`` from ``from_seq`` on.
+
+    Only the leader may answer: a replica that is behind lacks the end of the range, which would
+    look as if it had been removed.
+    """
+    return [
         ("shard", str(split.shard)),
         ("from_seq", str(from_seq)),
         ("to_seq", str(split.to_seq)),
     ]
-    if options.consistency is not None:
-        query.append(("consistency", options.consistency))
-    return query
 
 
 def parse_plan(document: object) -> ReplayPlan:
