@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from contrail_spark.errors import OptionError
-from contrail_spark.options import DEFAULT_SPLITS, DEFAULT_URL, ReplayOptions, parse_options
+from contrail_spark.options import (
+    DEFAULT_SPLITS,
+    DEFAULT_URL,
+    SUBJECT_CHARS_MAX,
+    ReplayOptions,
+    parse_options,
+)
 from tests.support.each import each
 
 
@@ -83,6 +89,8 @@ def test_every_option_given_is_taken() -> None:
         ({"startingTimestamp": "9", "endingTimestamp": "3"}, "is after endingTimestamp"),
         ({"startingSequence": "9", "startingTimestamp": "3"}, "cannot be used together"),
         ({"splits": "2", "minPartitions": "3"}, "cannot be used together"),
+        ({"subject": "a" * 4096 + " *" * 2560}, "must not have more than 256 filters"),
+        ({"subject": " ".join(["a" * 3583] * 4) + " b"}, "must not be longer than 14336 char"),
         ({"splits": "2", "maxBytesPerPartition": "3"}, "cannot be used together"),
         ({"maxBytesPerPartition": "0"}, "option maxBytesPerPartition: must be a size in bytes"),
         ({"maxBytesPerPartition": "1.5m"}, "option maxBytesPerPartition: must be a size in bytes"),
@@ -153,3 +161,6 @@ def test_a_given_number_of_splits_is_not_raised_for_their_size() -> None:
 def test_filters_up_to_the_limit_are_taken() -> None:
     filters = tuple(f"a.{number}" for number in range(256))
     assert parse_options({"stream": "S", "subject": "\n".join(filters)}).subjects == filters
+    longest = " ".join(["a" * 3583] * 4)
+    assert len(longest) == SUBJECT_CHARS_MAX - 1
+    assert len(parse_options({"stream": "S", "subject": f"{longest}a"}).subjects) == 4

@@ -1,6 +1,7 @@
 """The client of the Spark source against a real server: what both have to agree on. No JVM."""
 
 from collections.abc import Iterator
+from urllib.parse import quote_plus
 
 import pyarrow as pa
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from contrail_client import Contrail, Message
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import DataLossError, ServerRefusedError, StreamChangedError
-from contrail_spark.options import parse_options
+from contrail_spark.options import SUBJECT_CHARS_MAX, parse_options
 from contrail_spark.plan import ReplayPlan
 from contrail_spark.schema import COLUMNS, arrow_schema, conform, spark_schema
 from tests.support.servers import ServerProcess
@@ -82,6 +83,15 @@ def test_all_columns_of_all_messages_arrive(running: ServerProcess, client: Cont
 def test_a_message_must_match_one_of_the_filters(running: ServerProcess, client: Contrail) -> None:
     found = Read(running, subject="s.3.> s.7.* s.none").sequences()
     assert found == [at + 1 for at in range(MESSAGES) if at % 10 in (3, 7)]
+
+
+def test_as_many_filters_as_an_option_takes_fit_in_a_request(
+    running: ServerProcess, client: Contrail
+) -> None:
+    longest = " ".join(["s.7.x", *("s." + ">" * 1_190 for _ in range(4))])
+    read = Read(running, subject=longest, consistency="any", failOnDataLoss="false")
+    assert SUBJECT_CHARS_MAX - 100 < len(quote_plus(longest)) <= SUBJECT_CHARS_MAX
+    assert len(read.sequences()) == MESSAGES // 10
 
 
 def test_ranges_of_sequences_and_times_are_limits(running: ServerProcess, client: Contrail) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote_plus, urlsplit
 
 from contrail_common.config_rules import SUBJECTS_MAX
 from contrail_common.names import name_problem
@@ -18,6 +18,8 @@ DEFAULT_URL: Final = "http://127.0.0.1:7420"
 DEFAULT_SPLITS: Final = 8
 SPLITS_MAX: Final = 1_024
 DEFAULT_SPLIT_BYTES: Final = 128 << 20
+SUBJECT_CHARS_MAX: Final = 14 << 10
+"""Filters in a URL. The server takes 16 KiB, and the rest of a request has less than 2 KiB."""
 DEFAULT_RETRIES: Final = 5
 RETRIES_MAX: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 30_000
@@ -199,6 +201,8 @@ def _subjects(text: str) -> tuple[str, ...]:
     for one in filters:
         if problem := filter_problem(one):
             raise ValueError(f"{one!r}: {problem}")
+    if len(quote_plus(" ".join(filters))) > SUBJECT_CHARS_MAX:
+        raise ValueError(f"must not be longer than {SUBJECT_CHARS_MAX} characters in a URL")
     return filters
 
 
