@@ -13,19 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_edge.direct import DirectExchange, DirectTarget
+from contrail_edge.direct import Connection, DirectExchange, DirectTarget
+from contrail_edge.http import problems
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
 from contrail_edge.http.delivery import Wire, cut, deliver
 from contrail_edge.http.guard import Guard
-from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import (
     CLIENT_GONE_STATUS,
     REQUEST_KEY,
     ClientGoneError,
     EdgeState,
     Request,
-    no_more,
 )
 from contrail_edge.http.responses import Answer, Header, Response
 from contrail_edge.http.settings import EdgeSettings
@@ -200,12 +199,12 @@ class EdgeApp:
                 else:
                     answer = await target.route.handler(request)
             except ApiError as error:
-                answer = self._refusal(request, error)
+                answer = self.refusal(request, error)
             except ClientGoneError:
                 raise
             except Exception:
                 _log.exception("request_failed")
-                answer = self._refusal(request, ApiError(errors.INTERNAL))
+                answer = self.refusal(request, ApiError(errors.INTERNAL))
             status = answer.status
             await deliver(request, answer, send, self._settings.linger_s)
         except ClientGoneError:
@@ -216,7 +215,7 @@ class EdgeApp:
             cut(request)
         finally:
             request.release()
-            self._account(request, label, status, time.perf_counter() - begun)
+            self.account(request, label, status, time.perf_counter() - begun)
 
     # Direct answers ------------------------------------------------------------------------------
     def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
@@ -253,15 +252,15 @@ class EdgeApp:
             return None
         return DirectTarget(route.template, route.direct, found[1])
 
-    def known_request(self, data: bytes) -> tuple[Request, DirectTarget, bytes] | None:
-        """Return the request of ``data``, its target and its body if its head is known.
+    def known_exchange(self, data: bytes, connection: Connection) -> DirectExchange | None:
+        """Return the exchange of the request ``data``, with its body, if its head is known.
 
         None for all others, and for a request that is to be refused before it is handled.
         """
         found = self.known_heads.split(data)
         if found is None:
             return None
-        known, part, body = found
+        known, part, content = found
         target, scope = known.target, known.scope
         if target is None:
             target = self.direct_target(b"GET", part)
@@ -269,41 +268,33 @@ class EdgeApp:
                 return None
             path, _, query = part.partition(b"?")
             scope = {**scope, "raw_path": path, "query_string": query}
-        request = Request(scope, no_more, self.state)
+        exchange = DirectExchange(scope, target, self, connection, headers=known.headers)
         try:
             if known.target is None:
-                self.guard.check(request)  # some paths need no token, and others do
-            request.hold(len(body))
+                self.guard.check(exchange)  # some paths need no token, and others do
+            if content:
+                exchange.hold(len(content))
         except ApiError:
             return None
-        request.prepared = known.prepared
-        return request, target, body
+        exchange.content = content
+        exchange.prepared = known.prepared
+        return exchange
 
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Call the direct handler of a request whose body is complete."""
-        request, target = exchange.request, exchange.target
-        request.path_values = target.path_values
-
-        def reply(answer: Response | ApiError) -> None:
-            if isinstance(answer, ApiError):
-                answer = self._refusal(request, answer)
-            request.release()
-            exchange.send(answer)
-            seconds = time.perf_counter() - exchange.begun
-            self._account(request, target.template, answer.status, seconds)
-
-        outer = enter_context(request)
+        exchange.more_body = exchange.body_pending = False
+        outer = enter_context(exchange)
         try:
-            target.direct.handler(request, exchange.body, reply)
+            exchange.target.direct.handler(exchange, exchange.content, exchange.reply)
         except ApiError as error:
-            reply(error)
+            exchange.reply(error)
         except Exception:
             _log.exception("request_failed")
-            reply(ApiError(errors.INTERNAL))
+            exchange.reply(ApiError(errors.INTERNAL))
         finally:
             leave_context(outer)
 
-    def _account(self, request: Request, template: str, status: int, seconds: float) -> None:
+    def account(self, request: Request, template: str, status: int, seconds: float) -> None:
         """Count an answered request; log it if access logs are on or the server failed."""
         self.metrics.answered(request.method, template, status, seconds)
         if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
@@ -441,12 +432,13 @@ class EdgeApp:
             cut(request)
         return CLIENT_GONE_STATUS if wire.status is None else wire.status
 
-    def _refusal(self, request: Request, error: ApiError) -> Response:
+    def refusal(self, request: Request, error: ApiError) -> Response:
+        """Return the answer to a refused request."""
         headers: tuple[Header, ...] = ()
         if error.spec is errors.METHOD_NOT_ALLOWED:
             allowed = ", ".join(self._allowed(split_path(request.raw_path)))
             headers = ((b"allow", allowed.encode()),)
-        return refusal(request, error, headers)
+        return problems.refusal(request, error, headers)
 
     def _make_tables(self) -> dict[str, PathTable[_Target]]:
         """Return the targets of the data plane's routes, by method."""

@@ -1,25 +1,25 @@
-"""Requests that the protocol answers itself, without an ASGI cycle or a task, in one write.
+"""Requests that the protocol answers itself, without an ASGI cycle, in one write.
 
-An exchange replaces the cycle of a request in uvicorn's protocol, and has the same attributes. So
-pipelining, deadlines, disconnects and shutdown work in the same way.
+An exchange is the request and its answer, in one object. It replaces the cycle of a request in
+uvicorn's protocol, and has the same attributes. So pipelining, deadlines, disconnects and shutdown
+work in the same way.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import structlog
-from starlette.types import Message
+from starlette.types import Message, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.problems import refusal
-from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import Header, Response
+from contrail_edge.http.requests import EdgeState, Request, no_more
+from contrail_edge.http.responses import Response
 from contrail_edge.routing import Direct
 
 _log: Final = structlog.get_logger(__name__)
@@ -33,22 +33,44 @@ class DirectTarget(msgspec.Struct, frozen=True, eq=False):
     path_values: dict[str, str]
 
 
-class DirectExchange:
+class Edge(Protocol):
+    """What an exchange needs of the application."""
+
+    state: EdgeState
+
+    def refusal(self, request: Request, error: ApiError) -> Response:
+        """Return the answer to a refused request."""
+        ...
+
+    def account(self, request: Request, template: str, status: int, seconds: float) -> None:
+        """Count an answered request, and log it if that is due."""
+        ...
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection that its request came on."""
+
+    transport: asyncio.Transport
+
+    def on_direct_answer(self) -> None:
+        """Begin what follows an answer that was written."""
+        ...
+
+
+class DirectExchange(Request):
     """One request and its answer on a connection."""
 
     __slots__ = (
+        "_connection",
+        "_edge",
         "_left",
         "begun",
-        "body",
-        "default_headers",
+        "content",
         "disconnected",
         "keep_alive",
         "more_body",
-        "on_response",
-        "request",
         "response_complete",
         "target",
-        "transport",
     )
 
     response_started: Final = False
@@ -56,27 +78,29 @@ class DirectExchange:
 
     def __init__(
         self,
-        request: Request,
+        scope: Scope,
         target: DirectTarget,
-        transport: asyncio.Transport,
-        default_headers: list[Header],
-        keep_alive: bool,
-        on_response: Callable[[], None],
+        edge: Edge,
+        connection: Connection,
+        *,
+        keep_alive: bool = True,
+        headers: dict[bytes, bytes] | None = None,
     ) -> None:
-        self.request = request
-        self.target = target
+        """``headers``: as in `Request`."""
+        super().__init__(scope, no_more, edge.state, headers)
         self.begun = time.perf_counter()
-        self.transport = transport
-        self.default_headers = default_headers
+        self.target = target
+        self.path_values = target.path_values
         self.keep_alive = keep_alive
-        self.on_response = on_response
-        self.body = b""
+        self.content = b""
+        """The body, as far as it has arrived."""
         self.more_body = True
         self.disconnected = False
         self.response_complete = False
+        self._edge = edge
+        self._connection = connection
         # Done when the client has left; None while no handler waits for that.
         self._left: asyncio.Future[None] | None = None
-        request.receive = self.receive
 
     @property
     def message_event(self) -> "DirectExchange":
@@ -95,42 +119,47 @@ class DirectExchange:
             await self._left
         return {"type": "http.disconnect"}
 
-    def send(self, answer: Response) -> None:
+    def reply(self, answer: Response | ApiError) -> None:
+        """Answer the request: called exactly once, with the handler's answer or refusal."""
+        if isinstance(answer, ApiError):
+            answer = self._edge.refusal(self, answer)
+        self.release()
+        self._send(answer)
+        seconds = time.perf_counter() - self.begun
+        self._edge.account(self, self.target.template, answer.status, seconds)
+
+    def _send(self, answer: Response) -> None:
         """Write the whole answer, and close the connection if it is not kept alive."""
-        if self.disconnected or self.transport.is_closing():
-            self.response_complete = True
+        self.response_complete = True
+        transport = self._connection.transport
+        if self.disconnected or transport.is_closing():
             return
         head = self._head(answer)
         if head is None:
             _log.error("unsound_header", path=self.target.template)
-            answer = refusal(self.request, ApiError(errors.INTERNAL))
+            answer = refusal(self, ApiError(errors.INTERNAL))
             head = self._head(answer)
             assert head is not None
         data = head + answer.body
-        self.transport.write(data)
-        self.request.state.unread.wrote(self.transport, len(data))
-        self.response_complete = True
+        transport.write(data)
+        self.state.unread.wrote(transport, len(data))
         if not self.keep_alive:
-            self.transport.close()
-        self.on_response()
+            transport.close()
+        self._connection.on_direct_answer()
 
     def _head(self, answer: Response) -> bytes | None:
         """Return the head of ``answer``, or None if one of its headers has a line break."""
-        parts = [STATUS_LINE[answer.status]]
-        headers = [
-            *self.default_headers,
-            *answer.wire_headers(),
-            (X_REQUEST_ID, self.request.request_id),
-        ]
+        headers = answer.wire_headers()
         if not self.keep_alive:
-            headers.append((b"connection", b"close"))
-        if self.request.state.cors.enabled:
-            headers += self.request.cors_headers([name for name, _ in headers])
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n")
-        head = b"".join(parts)
-        lines = len(headers) + 2
+            headers = [*headers, (b"connection", b"close")]
+        cors = self.state.cors
+        if cors.enabled:
+            names = [*(name for name, _ in headers), X_REQUEST_ID]
+            headers = [*headers, *self.cors_headers(names)]
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         # A line break in a value, for example from a stored header, would forge headers or an
         # answer.
-        return head if head.count(b"\n") == head.count(b"\r") == lines else None
+        if not lines.count(b"\n") == lines.count(b"\r") == len(headers):
+            return None
+        status, common = STATUS_LINE[answer.status], self.state.common_lines
+        return b"%b%b%bx-request-id: %b\r\n\r\n" % (status, common, lines, self.request_id)

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.app import EdgeApp
-from contrail_edge.direct import DirectExchange, DirectTarget
+from contrail_edge.direct import DirectExchange
 from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.headers import X_REQUEST_ID, elements
@@ -88,7 +88,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         if isinstance(running, DirectExchange) and running.more_body:
-            running.request.release()  # its body is incomplete, so it is never answered
+            running.release()  # its body is incomplete, so it is never answered
         super().connection_lost(exc)
         self._let_go()
 
@@ -187,30 +187,19 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
         The parser stays between two requests. Nothing has changed if the answer is False.
         """
-        found = None if self.flow.write_paused else self.edge.known_request(data)
-        if found is None:
+        exchange = None if self.flow.write_paused else self.edge.known_exchange(data, self)
+        if exchange is None:
             return False
-        request, target, body = found
         self._unset_keepalive_if_required()
         self._idle_since = None
-        self._request = request
-        exchange = self._exchange(request, target, keep_alive=True)
-        exchange.body = body
-        self._direct = exchange
-        exchange.more_body = request.body_pending = False
+        self._begin_directly(exchange)
         self.edge.answer_directly(exchange)
         return True
 
-    def _exchange(
-        self, request: Request, target: DirectTarget, *, keep_alive: bool
-    ) -> DirectExchange:
-        """Make the exchange of a request the current cycle."""
-        headers = self.server_state.default_headers
-        exchange = DirectExchange(
-            request, target, self.transport, headers, keep_alive, self._on_direct_answer
-        )
-        self._running = self.cycle = exchange  # type: ignore[assignment]
-        return exchange
+    def _begin_directly(self, exchange: DirectExchange) -> None:
+        """Make an exchange the current request and its cycle."""
+        self._request = self._direct = self._running = exchange
+        self.cycle = exchange  # type: ignore[assignment]
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
@@ -315,8 +304,10 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._admitted = True
         except ApiError:
             self._admitted = False  # the application answers why, and the body is never buffered
-        self._direct = self._direct_exchange(request, method) if self._admitted else None
-        if self._direct is None:
+        direct = self._direct_exchange(request, method) if self._admitted else None
+        if direct is not None:
+            self._begin_directly(direct)
+        else:
             # uvicorn stops reading when a request has to wait, but may have read thousands by then.
             if len(self.pipeline) >= self.settings.pipelined_max:
                 detail = "too many requests are waiting on the connection"
@@ -325,10 +316,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self.headers = []  # collects trailers from here on, which are ignored
 
     def _direct_exchange(self, request: Request, method: bytes) -> DirectExchange | None:
-        """Make the exchange of a request that is answered without ASGI the current cycle.
-
-        Returns None for all other requests.
-        """
+        """Return the exchange of a request that is answered without ASGI; None for all others."""
         target = self.edge.direct_target(method, self.url)
         if target is None or (self.cycle is not None and not self.cycle.response_complete):
             return None
@@ -352,9 +340,16 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if direct.accepts and headers.get(b"accept", b"*/*") not in direct.accepts:
             return None
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        return self._exchange(request, target, keep_alive=keep_alive)
+        return DirectExchange(
+            request.scope,
+            target,
+            self.edge,
+            self,
+            keep_alive=keep_alive,
+            headers=request.headers,
+        )
 
-    def _on_direct_answer(self) -> None:
+    def on_direct_answer(self) -> None:
         """Do what uvicorn does after an answer, with one timer for many requests."""
         if self.pipeline or self.transport.is_closing():
             self.on_response_complete()
@@ -381,8 +376,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._unparsed = 0
         direct = self._direct
         if direct is not None:
-            direct.request.hold(len(body))
-            direct.body = direct.body + body if direct.body else body
+            direct.hold(len(body))
+            direct.content = direct.content + body if direct.content else body
         elif self._admitted and not self.cycle.response_complete:
             # Counted here, because the application may be slow to receive it.
             if not self.edge.state.bodies.take(self._buffered, len(body)):
@@ -403,7 +398,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._part_ended = True
         direct = self._direct
         if direct is not None:
-            direct.more_body = direct.request.body_pending = False
             self.edge.answer_directly(direct)
         elif self._endpoint is not None or not self.parser.should_upgrade():
             # With an offer to ignore, only the head ended; its body follows when it is read again.

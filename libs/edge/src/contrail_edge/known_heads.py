@@ -39,6 +39,7 @@ class KnownHead(msgspec.Struct, frozen=True, eq=False):
     """
 
     scope: Scope
+    headers: dict[bytes, bytes]
     target: DirectTarget | None
     prepared: object
 
@@ -76,10 +77,9 @@ class KnownHeads:
 
         Only if it is kept alive, and if ``data`` has nothing but this request.
         """
-        request = exchange.request
         end = data.find(_END) + len(_END)
         start, stop = _part(data, end)
-        is_read = request.method == "GET"
+        is_read = exchange.method == "GET"
         if is_read:
             sound = _TARGET.fullmatch(data, start, stop) and data.startswith(_VERSION, stop)
         else:
@@ -87,16 +87,19 @@ class KnownHeads:
         if (
             not sound
             or end > _HEAD_BYTES_MAX
-            or len(data) - end != len(exchange.body)
+            or len(data) - end != len(exchange.content)
             or exchange.more_body
             or not exchange.keep_alive
-            or any(name.startswith(_ONCE) for name in request.headers)
+            or any(name.startswith(_ONCE) for name in exchange.headers)
         ):
             return
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         self._heads[data[:start] + data[stop:end]] = KnownHead(
-            request.scope, None if is_read else exchange.target, request.prepared
+            exchange.scope,
+            exchange.headers,
+            None if is_read else exchange.target,
+            exchange.prepared,
         )
 
 

@@ -40,6 +40,13 @@ class EdgeServer(uvicorn.Server):
         await super().startup(sockets)
         self.running.set()
 
+    async def on_tick(self, counter: int) -> bool:
+        """Do what is due; called ten times a second. Return True if the server should stop."""
+        should_stop = await super().on_tick(counter)
+        lines = (b"%b: %b\r\n" % header for header in self.server_state.default_headers)
+        self._app.state.common_lines = b"".join(lines)
+        return should_stop
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all long polls, then stop as uvicorn does."""
         self._app.drain()

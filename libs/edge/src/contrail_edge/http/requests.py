@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -45,6 +45,8 @@ class EdgeState:
     waiting: int = 0
     turns: SharedTurns = field(default_factory=SharedTurns)
     """Bounds what connections do in one pass of the event loop."""
+    common_lines: bytes = b""
+    """The header lines of all answers, such as Date; made once a second."""
     _draining: asyncio.Future[None] | None = field(default=None)
     _drained: bool = False
 
@@ -88,6 +90,7 @@ class Request:
     __slots__ = (
         "_gone",
         "_id",
+        "_receive",
         "_reserved",
         "body_pending",
         "head_only",
@@ -97,23 +100,29 @@ class Request:
         "prepared",
         "raw_headers",
         "raw_path",
-        "receive",
         "scope",
         "state",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, state: EdgeState) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        state: EdgeState,
+        headers: dict[bytes, bytes] | None = None,
+    ) -> None:
+        """``headers`` are those of an earlier request with the same ones, and must not change."""
         self.scope = scope
         self.method: str = scope["method"]
         self.raw_path: bytes = scope["raw_path"]
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
-        self.headers: dict[bytes, bytes] = dict(self.raw_headers)
+        self.headers = dict(self.raw_headers) if headers is None else headers
         self.path_values: dict[str, str] = {}
         # What a direct handler has made of the head; it gets this again with the same head.
         self.prepared: object = None
         # The request was HEAD, and is handled as GET: its answer has no body.
         self.head_only = False
-        self.receive = receive
+        self._receive = receive
         self.state = state
         # Bytes of the body that are counted in `state.bodies`.
         self._reserved = 0
@@ -126,6 +135,10 @@ class Request:
             self.headers.get(b"content-length", b"0") != b"0"
             or b"transfer-encoding" in self.headers
         )
+
+    def receive(self) -> Awaitable[Message]:
+        """The next message of the client: a piece of the body, or that it has left."""
+        return self._receive()
 
     def cors_headers(self, names: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the CORS headers for an answer that has headers of these ``names``."""
