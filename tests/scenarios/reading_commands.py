@@ -3,6 +3,7 @@
 import json
 from typing import Any, Final
 
+from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.timeunits import parse_time
 from contrail_link.contract.read import LastRequest, RangeRequest, ReplayPlanRequest, ReplayRequest
@@ -18,7 +19,14 @@ async def get_message(world: World, arguments: Arguments) -> list[str]:
     """Read one message: ``get STREAM SEQ``."""
     name, seq = arguments.word("stream"), arguments.integer("seq")
     arguments.end()
-    return [showing.message(await world.finish(world.link.get_message(name, seq)))]
+    peeked = world.link.peek_message(name, seq)
+    try:
+        found = await world.finish(world.link.get_message(name, seq))
+    except ApiError:
+        assert peeked is None
+        raise
+    assert peeked in (None, found)
+    return [showing.message(found)]
 
 
 async def messages(world: World, arguments: Arguments) -> list[str]:
@@ -34,6 +42,8 @@ async def messages(world: World, arguments: Arguments) -> list[str]:
     )
     arguments.end()
     found = await world.finish(world.link.read_range(request))
+    for one in found.messages:
+        assert world.link.peek_message(name, one.seq) in (None, one)
     return [showing.message(one) for one in found.messages] or ["no messages"]
 
 
@@ -47,6 +57,9 @@ async def last(world: World, arguments: Arguments) -> list[str]:
     )
     arguments.end()
     found, _ = await world.finish(world.link.last_messages(request))
+    if not request.up_to_seq:
+        for one in found:
+            assert world.link.peek_last(request.stream, one.subject) in (None, one)
     return [showing.message(one) for one in found] or ["no messages"]
 
 

@@ -56,15 +56,31 @@ def same(answered: bytes) -> list[bytes]:
         (LAST + "?subject=a.b#part", b"200"),
     ],
 )
-def test_read_is_answered_as_by_the_application(target: str, status: bytes) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_read_is_answered_as_by_the_application(
+    target: str, status: bytes, in_memory: bool
+) -> None:
     async def scenario(edge: Edge, streams: Streams) -> None:
         reader, writer = streams
+        edge.link.in_memory = in_memory
         writer.write(get(target, OWN_ID))
         direct = await answer(reader)
         # A body makes it the application's, which does not read it and closes.
         writer.write(get(target, OWN_ID, "Content-Length: 1", body="x"))
         assert direct.startswith(b"HTTP/1.1 " + status)
         assert same(direct) == same(await answer(reader))
+
+    connected(scenario)
+
+
+def test_message_in_memory_is_x() -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.in_memory = True
+        writer.write(get(GET + "7") + get(LAST + "?subject=a.b"))
+        assert (await answer(reader)).endswith(b"m7")
+        assert (await answer(reader)).startswith(b"HTTP/1.1 200")
+        assert edge.link.reads_made == 0
 
     connected(scenario)
 

@@ -46,9 +46,21 @@ class DirectTask:
 
 
 class DirectRead(DirectTask):
-    """Answers a read by running the route's handler in a task of its own."""
+    """Answers a read at once if ``peek`` can, otherwise by the route's handler in a task.
 
-    __slots__ = ()
+    ``peek`` returns None whenever it is not sure of the handler's answer.
+    """
 
-    def __init__(self, handler: ReadHandler) -> None:
+    __slots__ = ("_peek",)
+
+    def __init__(self, handler: ReadHandler, peek: Callable[[Request], Response | None]) -> None:
         super().__init__(lambda request, _: handler(request))
+        self._peek = peek
+
+    def __call__(self, request: Request, body: bytes, reply: Reply) -> None:
+        """Answer now, or start the task."""
+        answer = self._peek(request)
+        if answer is None:
+            super().__call__(request, body, reply)
+        else:
+            reply(answer)

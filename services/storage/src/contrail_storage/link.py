@@ -50,6 +50,7 @@ from contrail_storage.reading.answering import Answer, AnswerDeadline, Done, cha
 from contrail_storage.reading.last_reader import LastReader
 from contrail_storage.reading.many_reads import ManyReader
 from contrail_storage.reading.page_tokens import decode_token, encode_token
+from contrail_storage.replica.shard import Shard
 from contrail_storage.streams.sharded_reads import ShardedReader, with_shard, with_shards
 from contrail_storage.streams.stream import Stream
 from contrail_storage.used_tickets import UsedTickets
@@ -261,6 +262,24 @@ class LocalLink:
             self.publish_then(stream, content, done)
         except ApiError as error:
             done(error)
+
+    def _peekable(self, name: str) -> Shard | None:
+        """The only shard of a listed stream of this node alone, if it is sound; None otherwise."""
+        stream = self._node.streams.find(name)
+        if stream is None or stream.is_replicated or len(stream.shards) > 1:
+            return None
+        shard = stream.shards[0]
+        return None if shard.damaged else shard
+
+    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+        """One message, if it is in memory."""
+        shard = self._peekable(stream)
+        return None if shard is None else self._node.reader.peek(shard, seq)
+
+    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """The newest message of a subject, if it is in memory."""
+        shard = self._peekable(stream)
+        return None if shard is None else self._last_reader.peek(shard, subject)
 
     @reads
     async def get_message(

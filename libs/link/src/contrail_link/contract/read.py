@@ -203,6 +203,18 @@ class ReadLink(Protocol):
         """
         ...
 
+    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+        """Return what :meth:`get_message` would, if it is known at once; never raises.
+
+        None if anything has to be waited for, asked elsewhere, decrypted or refused: then
+        :meth:`get_message` has the answer. So it is in another process, and in a cluster.
+        """
+        ...
+
+    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """As :meth:`peek_message`, for the newest message of a literal subject."""
+        ...
+
     @remote(26, REPEAT, to=leader_of("request.stream"))
     async def get_messages(self, request: ManyRequest) -> ManyResult:
         """Return many messages at once."""

@@ -9,7 +9,7 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage
+from contrail_common.model import PublishMessage, StoredMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
@@ -93,6 +93,14 @@ class RoutedLink:
     ) -> None:
         """Store each message where its subject goes; each node gets its messages together."""
         self._publisher.publish_each_then(messages, done)
+
+    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+        """Return None: the leader has to be found and asked."""
+        return None
+
+    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """Return None: the leader has to be found and asked."""
+        return None
 
     # All nodes together --------------------------------------------------------------------------
     async def list_streams(self, subject: str, prefix: str, limit: int, token: str) -> Page:

@@ -13,9 +13,7 @@ import msgspec
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import (
-    PublishMessage,
-)
+from contrail_common.model import PublishMessage, StoredMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import AckItem, PullRequest, PullResult
@@ -109,6 +107,14 @@ class RemoteLink:
             self._calls.post(methods.PUBLISH_EACH, body, self.limits.call_s, caller, caller)
         except ApiError as error:
             caller.failed(error)
+
+    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+        """Return None: storage has to be asked."""
+        return None
+
+    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+        """Return None: storage has to be asked."""
+        return None
 
     async def pull(self, request: PullRequest) -> PullResult:
         """Deliver up to a batch."""

@@ -1,5 +1,6 @@
 """Lists of what a stream contains: newest messages, subjects, deleted sequences."""
 
+import re
 from typing import Annotated, Final
 
 import msgspec
@@ -215,6 +216,10 @@ DELETED: Final = Operation(
 )
 
 
+_ONLY_SUBJECT: Final = re.compile(rb"subject=([\w.~!$'()*,;:=@/?-]+)")
+"""A query of a subject in characters that need no decoding, and nothing else."""
+
+
 class Listings:
     """The routes of newest messages, subjects and deleted sequences."""
 
@@ -224,7 +229,13 @@ class Listings:
     def routes(self) -> tuple[Route, ...]:
         """Return the routes with their documentation."""
         return (
-            Route("GET", f"{STREAM_PATH}/last", self.last, LAST, Direct(DirectRead(self.last))),
+            Route(
+                "GET",
+                f"{STREAM_PATH}/last",
+                self.last,
+                LAST,
+                Direct(DirectRead(self.last, self._peek_last)),
+            ),
             Route("GET", f"{STREAM_PATH}/subjects", self.subjects, SUBJECTS),
             Route("GET", f"{STREAM_PATH}/deleted", self.deleted, DELETED),
         )
@@ -257,8 +268,16 @@ class Listings:
             (found, token), position = await read_as(
                 query.consistency, self._link, asked.stream, asked.shard, read
             )
-        messages = messages_json(asked.stream, found, base64=base64)
-        return json_response(200, LastMessages(messages, token), position)
+        return _last_page(asked.stream, found, token, position, base64=base64)
+
+    def _peek_last(self, request: Request) -> Response | None:
+        """Return the answer of :meth:`last` about one subject, if it is a message in memory."""
+        subject = _ONLY_SUBJECT.fullmatch(request.query_string)
+        if subject is None:
+            return None
+        stream = request.path_values["stream"]
+        stored = self._link.peek_last(stream, subject[1].decode())
+        return None if stored is None else _last_page(stream, [stored], None, [], base64=False)
 
     async def subjects(self, request: Request) -> Answer:
         """Return subjects and their number of messages."""
@@ -290,3 +309,15 @@ class Listings:
 
         found, position = await read_as(query.consistency, self._link, stream, shard, read)
         return json_response(200, DeletedPage(found.ranges, found.next_token), position)
+
+
+def _last_page(
+    stream: str,
+    found: list[StoredMessage],
+    token: str | None,
+    position: list[Header],
+    *,
+    base64: bool,
+) -> Response:
+    messages = messages_json(stream, found, base64=base64)
+    return json_response(200, LastMessages(messages, token), position)

@@ -115,7 +115,7 @@ class OneMessage:
     def routes(self) -> tuple[Route, ...]:
         """Return the routes with their documentation."""
         return (
-            Route("GET", _PATH, self.get, GET, Direct(DirectRead(self.get))),
+            Route("GET", _PATH, self.get, GET, Direct(DirectRead(self.get, self._peek))),
             Route("GET", f"{_PATH}/json", self.get_json, GET_JSON),
             Route("DELETE", _PATH, self.delete, DELETE),
         )
@@ -125,9 +125,15 @@ class OneMessage:
         if names_json(request.headers.get(b"accept")):
             return await self.get_json(request)
         stream, _, stored, position = await self._one(request)
-        # The payload and its type come from a publisher, who may be an attacker of the reader.
-        headers = to_response(stream, stored) + position + _INERT
-        return Response(200, stored.payload, payload_type(stored), headers)
+        return _raw(stream, stored, position)
+
+    def _peek(self, request: Request) -> Response | None:
+        """Return the answer of :meth:`get` without parameters, if it is a message in memory."""
+        if request.query_string or names_json(request.headers.get(b"accept")):
+            return None
+        stream = request.path_values["stream"]
+        stored = self._link.peek_message(stream, path_seq(request))
+        return None if stored is None else _raw(stream, stored, [])
 
     async def get_json(self, request: Request) -> Response:
         """Return one message as JSON, whatever the request accepts."""
@@ -155,3 +161,9 @@ class OneMessage:
         stream, seq = request.path_values["stream"], path_seq(request)
         await self._link.delete_message(stream, seq, one_shard(query.shard))
         return no_content()
+
+
+def _raw(stream: str, stored: StoredMessage, position: list[Header]) -> Response:
+    # The payload and its type come from a publisher, who may be an attacker of the reader.
+    headers = to_response(stream, stored) + position + _INERT
+    return Response(200, stored.payload, payload_type(stored), headers)

@@ -122,6 +122,12 @@ class LastReader:
             search.take(block, positions, 0)
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
+    def peek(self, shard: Shard, subject: str) -> StoredMessage | None:
+        """Return the newest message of a literal subject if it is in memory; None otherwise."""
+        table = shard.machine.subjects
+        sid = table.ids.get(subject)
+        return None if sid is None else self._reader.peek(shard, table.last_of(sid))
+
     async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
         """Return the last message of a literal subject by the table; None if a search is needed.
 

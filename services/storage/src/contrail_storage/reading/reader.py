@@ -241,6 +241,20 @@ class Reader:
                     return message
         raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
 
+    def peek(self, shard: Shard, seq: int) -> StoredMessage | None:
+        """Return one message if it is in memory, and in plain; None otherwise."""
+        machine = shard.machine
+        if seq > shard.applied_seq or not machine.is_live(seq):
+            return None
+        directory = self._blocks.directory(machine.shard_id)
+        at = directory.position(seq)
+        base_seq = directory.base_seq(at) if at < len(directory) else seq + 1
+        block = self._blocks.recall(machine.shard_id, base_seq) if base_seq <= seq else None
+        if block is None or block.columns.seals is not None:
+            return None
+        position = seq - base_seq
+        return block.message(position, machine.subjects.name(int(block.subject_ids[position])))
+
     async def last_match(
         self, shard: Shard, subject_filter: SubjectFilter, up_to_seq: int = INT64_MAX
     ) -> int:

@@ -104,11 +104,14 @@ class StreamManager:
 
         The object stays the same until the stream is removed, so others may keep state with it.
         """
-        entry = self._meta.streams.get(name)
-        stream = self._current(name, entry)
+        stream = self.find(name)
         if stream is None:
-            raise self._absent(name, entry)
+            raise self._absent(name, self._meta.streams.get(name))
         return stream
+
+    def find(self, name: str) -> Stream | None:
+        """Return the listed stream ``name`` as :meth:`stream` does; None if it would raise."""
+        return self._current(name, self._meta.streams.get(name))
 
     def _current(self, name: str, entry: StreamEntry | None) -> Stream | None:
         """The stream of ``entry``, which is what the meta machine has for ``name``, or None."""
@@ -126,9 +129,7 @@ class StreamManager:
         known = self._streams.pop(name, None)
         if entry is None or entry.stage != "listed":
             return None
-        shards = [
-            self._shards[shard_id] for shard_id in entry.shard_ids if shard_id in self._shards
-        ]
+        shards = [self._shards[one] for one in entry.shard_ids if one in self._shards]
         if len(shards) < entry.shards or not shards[0].machine.exists:
             return None
         if known is not None and known.shards == shards:
@@ -188,7 +189,7 @@ class StreamManager:
         for name in names[start:]:
             if not name.startswith(prefix):
                 return
-            stream = self._current(name, self._meta.streams.get(name))
+            stream = self.find(name)
             if stream is not None:
                 yield stream
 
@@ -198,9 +199,8 @@ class StreamManager:
 
     def with_shards(self) -> list[Stream]:
         """The listed streams that have several shards."""
-        names = [entry.name for entry in self._meta.streams.values() if entry.shards > 1]
-        current = (self._current(name, self._meta.streams[name]) for name in names)
-        return [stream for stream in current if stream is not None]
+        found = (self.find(one.name) for one in self._meta.streams.values() if one.shards > 1)
+        return [stream for stream in found if stream is not None]
 
     def is_listed(self, number: int) -> bool:
         """Whether a listed stream has a shard with the id ``number``. Needs no search."""
@@ -212,8 +212,7 @@ class StreamManager:
         record = None if shard is None else shard.machine.record
         if record is None:
             return None
-        entry = self._meta.streams.get(record.config.name)
-        stream = self._current(record.config.name, entry)
+        stream = self.find(record.config.name)
         return stream if stream is not None and number in stream.entry.shard_ids else None
 
     def serves(self, shard: Shard) -> bool:
