@@ -174,3 +174,15 @@ def test_answer_with_a_header_that_would_end_its_line_is_500_instead() -> None:
         assert b"Set-Cookie" not in answered
 
     connected(scenario)
+
+
+def test_numbers_that_end_a_path_share_the_search_for_their_target() -> None:
+    app = Edge().app
+    for number in ("7", "0", "007", "9" * 30, "x7", "7%20", ""):
+        url = (GET + number).encode()
+        found, searched = app.direct_target(b"GET", url), app._find_direct(b"GET", url)
+        assert (found and found.path_values) == (searched and searched.path_values)
+        assert (found and found.template) == (searched and searched.template)
+    assert len([url for url in app._direct_targets[b"GET"] if url.endswith(b"/0")]) == 1
+    assert app.direct_target(b"GET", b"/v1/streams/7") is None
+    assert app.direct_target(b"GET", b"7") is None

@@ -228,7 +228,8 @@ _STRONG: Final = post(b"x").replace(_HOST, b"Strength: 1")
 def learned(data: bytes) -> KnownHeads:
     """What is known after a request that was answered directly."""
     heads, head = KnownHeads(), data.partition(b"\r\n\r\n")[0]
-    scope = {"method": head.partition(b" ")[0].decode(), "raw_path": b"/", "headers": []}
+    method = head.partition(b" ")[0].decode()
+    scope = {"method": method, "raw_path": b"/", "query_string": b"", "headers": []}
     target = DirectTarget("", Direct(lambda *_: None, body_bytes_max=4), {})
     exchange = DirectExchange(scope, target, Edge().app, cast(Any, None))
     exchange.content = data[len(head) + 4 :]

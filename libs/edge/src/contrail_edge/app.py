@@ -227,16 +227,21 @@ class EdgeApp:
         # valid, so it goes to the application whole.
         if method == b"GET" and b"#" not in url:
             url = url.partition(b"?")[0]
+        start, _, last = url.rpartition(b"/")
+        # No template has a number in it, so it is a parameter, and the targets differ only by it.
+        number = last.decode() if last.isdigit() else ""
+        if number:
+            url = start + b"/0"
         target = known.get(url, _UNKNOWN)
-        if target is not _UNKNOWN:
-            return cast("DirectTarget | None", target)
-        target = self._find_direct(method, url)
-        if len(known) >= _DIRECT_URLS_MAX:
-            known.clear()
-        # Long subjects would let a client fill the memory with the keys of this cache.
-        if len(url) <= _DIRECT_URL_BYTES_MAX:
-            known[url] = target
-        return target
+        if target is _UNKNOWN:
+            target = self._find_direct(method, url)
+            if len(known) >= _DIRECT_URLS_MAX:
+                known.clear()
+            # Long subjects would let a client fill the memory with the keys of this cache.
+            if len(url) <= _DIRECT_URL_BYTES_MAX:
+                known[url] = target
+        found = cast("DirectTarget | None", target)
+        return found.with_last(number) if number and found is not None else found
 
     def _find_direct(self, method: bytes, url: bytes) -> DirectTarget | None:
         if not self._settings.fast_lane or b"?" in url or b"#" in url or url[:1] != b"/":
@@ -261,18 +266,15 @@ class EdgeApp:
         if found is None:
             return None
         known, part, content = found
-        target, scope = known.target, known.scope
+        target = known.target or self.direct_target(b"GET", part)
         if target is None:
-            target = self.direct_target(b"GET", part)
-            if target is None:
-                return None
-            path, _, query = part.partition(b"?")
-            scope = {**scope, "raw_path": path, "query_string": query}
-        exchange = DirectExchange(scope, target, self, connection, headers=known.headers)
+            return None
+        exchange = DirectExchange(known.scope, target, self, connection, headers=known.headers)
         try:
             if known.target is None:
+                exchange.raw_path, _, exchange.query_string = part.partition(b"?")
                 self.guard.check(exchange)  # some paths need no token, and others do
-            if content:
+            else:
                 exchange.hold(len(content))
         except ApiError:
             return None

@@ -32,6 +32,11 @@ class DirectTarget(msgspec.Struct, frozen=True, eq=False):
     direct: Direct
     path_values: dict[str, str]
 
+    def with_last(self, value: str) -> "DirectTarget":
+        """Return this target with another value of the parameter that ends the path."""
+        name = self.template.rpartition("/")[2][1:-1]
+        return DirectTarget(self.template, self.direct, {**self.path_values, name: value})
+
 
 class Edge(Protocol):
     """What an exchange needs of the application."""

@@ -126,13 +126,24 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._read(data)
 
     def _read(self, data: bytes) -> None:
-        """Feed the parser, and set or stop the deadline of the missing bytes."""
+        """Answer a whole request with a known head, or feed the parser."""
         if self._refused:
             # Nobody knows where the next request begins: these bytes may be the refused body.
             return
-        # After a direct answer, nothing of the next request has arrived.
-        if self._idle_since is not None and self._answer_known(data):
-            return
+        # After a direct answer, nothing of the next request has arrived. The parser stays between
+        # two requests if it does not see this one.
+        if self._idle_since is not None and not self.flow.write_paused:
+            known = self.edge.known_exchange(data, self)
+            if known is not None:
+                self._idle_since = None
+                self._unset_keepalive_if_required()
+                self._begin_directly(known)
+                self.edge.answer_directly(known)
+                return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser, and set or stop the deadline of the missing bytes."""
         before, whole = self._direct, not (self._begun or self._body_open)
         if not whole:
             self._unparsed += len(data)
@@ -180,20 +191,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                     refusal = bad_request("the request is not valid HTTP/1.1")
                 self._refuse(refusal)
                 return False
-        return True
-
-    def _answer_known(self, data: bytes) -> bool:
-        """Answer a whole request whose head is known, without the parser; False if it is not.
-
-        The parser stays between two requests. Nothing has changed if the answer is False.
-        """
-        exchange = None if self.flow.write_paused else self.edge.known_exchange(data, self)
-        if exchange is None:
-            return False
-        self._unset_keepalive_if_required()
-        self._idle_since = None
-        self._begin_directly(exchange)
-        self.edge.answer_directly(exchange)
         return True
 
     def _begin_directly(self, exchange: DirectExchange) -> None:

@@ -33,9 +33,9 @@ _ONCE: Final = (X_REQUEST_ID, b"traceparent", b"idempotency-key", b"nats-")
 class KnownHead(msgspec.Struct, frozen=True, eq=False):
     """What a head leads to. Nothing of it must change.
 
-    ``scope`` has the target or the Content-Length of the request that it was learned from, which
-    says nothing about others. ``prepared`` is what the handler has made of the head. ``target`` is
-    None for a read, whose target differs.
+    ``scope`` and ``headers`` have the target or the Content-Length of the request that it was
+    learned from, which says nothing about others. ``prepared`` is what the handler has made of the
+    head. ``target`` is None for a read, whose target differs.
     """
 
     scope: Scope

@@ -131,14 +131,16 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
     Raises NOT_ACCEPTABLE for a header name that HTTP cannot carry.
     """
     sent: list[Header] = [
-        *_sent("Nats-Stream", [stream]),
-        *_sent("Nats-Subject", [stored.subject]),
+        _named("nats-stream", stream),
+        _named("nats-subject", stored.subject),
         (b"nats-sequence", b"%d" % stored.seq),
         (b"nats-time-stamp", format_time(stored.time_ns).encode()),
     ]
     if stored.shard is not None:
         sent.append((b"contrail-shard", b"%d" % stored.shard))
-    for name, values in (stored.headers or {}).items():
+    if stored.headers is None:
+        return sent
+    for name, values in stored.headers.items():
         if HEADER_NAME.fullmatch(name) is None:
             detail = (
                 "a header name of this message cannot be sent over HTTP; request "
@@ -154,12 +156,21 @@ def to_response(stream: str, stored: StoredMessage) -> list[Header]:
 
 def payload_type(stored: StoredMessage) -> bytes:
     """Return the Content-Type with which a message was published, if it is valid in HTTP."""
-    for name, values in (stored.headers or {}).items():
+    if stored.headers is None:
+        return BYTES_TYPE
+    for name, values in stored.headers.items():
         # Publishes by JSON and WebSocket store names as given, in upper or lower case.
         value = next(iter(values), "")
         if name.lower() == "content-type" and value and _PLAIN_VALUE.fullmatch(value):
             return value.encode()
     return BYTES_TYPE
+
+
+def _named(header: str, name: str) -> Header:
+    # Names of streams and subjects have no spaces, and nothing that is not printable.
+    if name.isascii():
+        return header.encode(), name.encode()
+    return f"{header}*".encode(), _extended(name)
 
 
 def _sent(name: str, values: list[str]) -> list[Header]:
@@ -169,4 +180,8 @@ def _sent(name: str, values: list[str]) -> list[Header]:
         return plain
     # Send all values of a name in the same form, to keep their order.
     extended = f"{name.lower()}*".encode()
-    return [(extended, f"UTF-8''{quote(value, safe=_EXTENDED_SAFE)}".encode()) for value in values]
+    return [(extended, _extended(value)) for value in values]
+
+
+def _extended(text: str) -> bytes:
+    return f"UTF-8''{quote(text, safe=_EXTENDED_SAFE)}".encode()

@@ -98,6 +98,7 @@ class Request:
         "method",
         "path_values",
         "prepared",
+        "query_string",
         "raw_headers",
         "raw_path",
         "scope",
@@ -115,6 +116,8 @@ class Request:
         self.scope = scope
         self.method: str = scope["method"]
         self.raw_path: bytes = scope["raw_path"]
+        # Without the question mark.
+        self.query_string: bytes = scope["query_string"]
         self.raw_headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.headers = dict(self.raw_headers) if headers is None else headers
         self.path_values: dict[str, str] = {}
@@ -144,12 +147,6 @@ class Request:
         """Return the CORS headers for an answer that has headers of these ``names``."""
         cors = self.state.cors
         return cors.headers(self.headers.get(b"origin"), names) if cors.enabled else []
-
-    @property
-    def query_string(self) -> bytes:
-        """The raw query, without its question mark."""
-        query: bytes = self.scope["query_string"]
-        return query
 
     @property
     def request_id(self) -> bytes:
