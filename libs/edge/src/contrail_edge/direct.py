@@ -23,6 +23,7 @@ from contrail_edge.http.responses import Response
 from contrail_edge.routing import Direct
 
 _log: Final = structlog.get_logger(__name__)
+_LINE: Final = b"%b: %b\r\n"
 
 
 class DirectTarget(msgspec.Struct, frozen=True, eq=False):
@@ -161,7 +162,7 @@ class DirectExchange(Request):
         if cors.enabled:
             names = [*(name for name, _ in headers), X_REQUEST_ID]
             headers = [*headers, *self.cors_headers(names)]
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = b"".join(map(_LINE.__mod__, headers))
         # A line break in a value, for example from a stored header, would forge headers or an
         # answer.
         if not lines.count(b"\n") == lines.count(b"\r") == len(headers):

@@ -136,7 +136,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             known = self.edge.known_exchange(data, self)
             if known is not None:
                 self._idle_since = None
-                self._unset_keepalive_if_required()
+                if self.timeout_keep_alive_task is not None:
+                    self._unset_keepalive_if_required()
                 self._begin_directly(known)
                 self.edge.answer_directly(known)
                 return

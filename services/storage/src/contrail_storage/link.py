@@ -223,11 +223,8 @@ class LocalLink:
                 raise
             self._node.spawn(self._refuse(error, done))
             return
-        self._send(target, content, done)
-
-    def _send(self, stream: Stream, content: PublishContent, done: Done) -> None:
         answer = Answer(self.deadline, done)
-        stream.publish(content, answer)
+        target.publish(content, answer)
         # After the publish: one that is refused at once needs no deadline.
         self.deadline.limit(answer)
 

@@ -291,5 +291,6 @@ class Request:
         """Return the budgets that the request uses. Called once, after it was answered."""
         if self._gone is not None:
             self._gone.cancel()
-        self.state.bodies.give(self._reserved)
-        self._reserved = 0
+        if self._reserved:
+            self.state.bodies.give(self._reserved)
+            self._reserved = 0

@@ -100,12 +100,13 @@ class AppendRequest:
             if content.rollup == "all":
                 self.firsts = (0,)
             self.count = self.remaining = 1
+            self.size = entry_bytes(content)
         else:
             self.atomic, self.numbered = content.atomic, content.numbered
             if content.rollups is not None:
                 self.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
             self.count = self.remaining = content.count
-        self.size = content_size(content)
+            self.size = batch_size(content)
         # Computed on first use: see `ends`.
         self._ends: list[int] | None = None
         # (position of the first message, results), in the order in which parts are settled.
@@ -126,9 +127,10 @@ class AppendRequest:
         return self.ends[self.taken] - self.bytes_before(self.taken) > ENTRY_BYTES_MAX
 
     def check_size(self) -> None:
-        """Raise ApiError when one of the messages, or an atomic batch, does not fit an entry."""
-        if self.size <= COMMAND_BYTES_MAX - APPEND_OVERHEAD:
-            return
+        """Raise ApiError when one of the messages, or an atomic batch, does not fit an entry.
+
+        Called for requests that are larger than that.
+        """
         spec, size = errors.ATOMIC_TOO_LARGE, self.size
         if not self.atomic:
             ends = self.ends

@@ -28,6 +28,7 @@ from contrail_storage.core.commands import (
 from contrail_storage.core.entry_codec import encode_command, encode_parts
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.replica.entries import (
+    APPEND_OVERHEAD,
     COMMAND_BYTES_MAX,
     COMMAND_OVERHEAD,
     ENTRY_BYTES_MAX,
@@ -160,10 +161,12 @@ class Proposer:
         request = AppendRequest(shard_id, content, done)
         # Before anything is counted, so that a refusal has nothing to undo.
         self.check_space(request.size)
-        request.check_size()
+        if request.size > COMMAND_BYTES_MAX - APPEND_OVERHEAD:
+            request.check_size()
         loop = self._admit(request.size)
         self._queue.append(request)
-        self._schedule(loop)
+        if not self._scheduled:
+            self._schedule(loop)
 
     def command(self, shard_id: int, command: Command) -> asyncio.Future[Result]:
         """Propose any other command; the future gives its result.
@@ -180,7 +183,8 @@ class Proposer:
         for each, encoded in slices:
             futures.append(loop.create_future())
             self._queue.append(CommandRequest(shard_id, each, encoded, futures[-1]))
-        self._schedule(loop)
+        if not self._scheduled:
+            self._schedule(loop)
         return futures[0] if len(futures) == 1 else asyncio.ensure_future(_all(futures))
 
     def _encoded(self, command: Command) -> Raw:
@@ -211,11 +215,9 @@ class Proposer:
         return loop
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            # At the end of this turn of the event loop: requests that arrived together share an
-            # entry.
-            loop.call_soon(self._flush)
+        self._scheduled = True
+        # At the end of this turn of the event loop: requests that arrived together share an entry.
+        loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Make entries of the waiting requests and propose them, while the log keeps up."""
