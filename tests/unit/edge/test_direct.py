@@ -1,9 +1,11 @@
 """Requests that the protocol answers without the application, on real sockets."""
 
 import asyncio
+import gc
 import json
 import re
 import socket
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -165,6 +167,27 @@ def test_client_that_leaves_before_its_answer_harms_nobody() -> None:
             edge.link.outcomes[0]()
             # What was held for the request is given back.
             assert b"contrail_http_body_bytes_in_flight 0.0" in edge.app.metrics.text()
+
+    run(scene())
+
+
+def test_connection_that_ends_leaves_memory_without_a_collection() -> None:
+    async def scene() -> None:
+        edge = Edge()
+        async with serving(edge) as (port, server):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):  # a head that is parsed, and one that is known
+                writer.write(publish(b"x"))
+                await answers(reader, 1)
+            [connection] = server.server_state.connections
+            left, connection = weakref.ref(connection), None
+            gc.disable()
+            try:
+                writer.close()
+                await wait_until(lambda: not server.server_state.connections)
+                await wait_until(lambda: left() is None)
+            finally:
+                gc.enable()
 
     run(scene())
 

@@ -7,6 +7,7 @@ no timers. Built on uvicorn 0.54, of which these private attributes are used: ``
 """
 
 import asyncio
+from contextvars import Context
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
@@ -32,6 +33,8 @@ from contrail_edge.ws.websocket import SocketEndpoint
 
 # A body with a longer Content-Length is above every limit.
 _LENGTH_DIGITS_MAX: Final = 8
+_OF_NO_REQUEST: Final = Context()
+"""The context of timers. In that of a request, they would keep it in memory after its answer."""
 _UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
 
@@ -95,6 +98,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _let_go(self) -> None:
         """End circles of references, so that the connection is freed without a collection."""
         self.parser = self.cycle = self._running = self._direct = None  # type: ignore[assignment]
+        self._request = None
 
     def _stop_timers(self) -> None:
         self._disarm()
@@ -357,7 +361,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return  # the next head is incomplete, and has a deadline
         self._idle_since = self.loop.time()
         if self._idle_check is None:
-            self._idle_check = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
+            self._idle_check = self.loop.call_later(
+                self.timeout_keep_alive, self._check_idle, context=_OF_NO_REQUEST
+            )
 
     def _check_idle(self) -> None:
         self._idle_check = None
