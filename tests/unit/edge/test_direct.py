@@ -64,6 +64,7 @@ def test_publish_is_answered_with_its_sequence_and_the_connection_is_kept() -> N
             answer = await answers(reader, 1)
             assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
             assert b"\r\ndurability: fsync\r\n" in answer
+            assert b"\r\ndate: " in answer
             assert SEQ.findall(answer) == [b"%d" % seq]
 
     connected(scenario)
@@ -320,6 +321,7 @@ def test_batch_is_answered_the_same_with_and_without_the_application(
         answer = await reader.readuntil(b"]}")
         assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
         assert b"\r\ndurability: fsync\r\n" in answer
+        assert b"\r\ndate: " in answer
         assert SEQ.findall(answer) == [b"1", b"2"]
         assert [message.payload for message in edge.link.published[0]] == [b"x", b"x"]
         assert direct_batches == ["S"] * direct
