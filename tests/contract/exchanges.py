@@ -1,7 +1,7 @@
-"""One conversation with a server that uses every route: what it asks, and the answers compared.
+"""One conversation with a server that uses every route.
 
-The same requests go to a server of each form that has no streams yet. An answer is reduced to what
-must not depend on the form: times, tokens and ids become placeholders, everything else stays.
+The same requests go to a server of each form that has no streams yet. ``answers.py`` compares what
+they answer.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import httpx
 import msgspec
-import pyarrow as pa
+
+from tests.contract.answers import Answer, reduced
 
 TOKEN: Final = "open-sesame"
 ORIGIN: Final = "https://app.example"
@@ -30,21 +31,7 @@ _AS_NDJSON: Final = {"accept": "application/x-ndjson"}
 _AS_MSGPACK: Final = {"accept": "application/vnd.msgpack"}
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 
-_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _VERSION: Final = re.compile(r"the version is (\d+)")
-_VARYING: Final = frozenset(
-    {
-        "ack_token", "cursor", "event_id", "expires_at", "incarnation",
-        "leader", "next_page_token", "node", "request_id", "ticket",
-    }
-)  # fmt: skip
-"""Fields whose values differ between two servers of one form."""
-_VARYING_HEADERS: Final = frozenset({"etag", "x-request-id", "contrail-applied-index"})
-_OF_THE_CONNECTION: Final = frozenset({"connection", "content-length", "date", "transfer-encoding"})
-"""Headers that say how an answer travels, which may depend on what has arrived by then."""
-_ABOUT_PROCESSES: Final = frozenset({"/metrics", "/v1/cluster"})
-"""What these say depends on the processes."""
-_OPAQUE: Final = frozenset({"application/vnd.contrail.snapshot", "text/plain; version=0.0.4"})
 
 
 @dataclass(frozen=True)
@@ -70,16 +57,6 @@ class Ask:
         return f"{self.method} {self.path[:80]} -> {self.status}"
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came back, without what differs between two servers."""
-
-    ask: Ask
-    status: int
-    headers: tuple[tuple[str, str], ...]
-    body: Any
-
-
 # The conversation --------------------------------------------------------------------------------
 S: Final = "/v1/streams/S"
 C: Final = f"{S}/consumers/c"
@@ -98,6 +75,7 @@ def _probes() -> Iterator[Ask]:
     yield Ask("GET", "/", 307)
     yield Ask("POST", "/v1/tickets", 200)
     yield Ask("POST", "/v1/tickets", 401, headers={"authorization": "Bearer wrong"})
+    yield Ask("POST", "/v1/tickets", 403, headers={"origin": "https://evil.example"})
     yield Ask("GET", "/v1/ws", 426)
     yield Ask("GET", "/v2/streams", 404)
     yield Ask("GET", "/v1/streams//messages", 404)
@@ -442,20 +420,17 @@ class Conversation:
         answer = self._client.send(request, stream=True)
         try:
             if ask.events or answer.headers.get("content-type") == "text/event-stream":
-                content = _events(answer, ask.events)
+                content = first_events(answer, ask.events)
             else:
                 content = answer.read()
         finally:
             answer.close()
         expected = answer.status_code == ask.status or not self._strict
         assert expected, f"{ask}: {answer.status_code} {content[:2000]!r}"
-        with (
-            contextlib.nullcontext()
-            if self._strict
-            else contextlib.suppress(LookupError, ValueError)
-        ):
+        lacking = () if self._strict else (LookupError, ValueError)
+        with contextlib.suppress(*lacking):
             self._keep(ask, answer, content)
-        return Answer(ask, answer.status_code, self._headers(answer), self._body(answer, content))
+        return reduced(str(ask), answer, content, self._named)
 
     def lose(self, ask: Ask) -> tuple[int, str]:
         """Send a request whose answer will be a problem; answers its status and name."""
@@ -494,59 +469,17 @@ class Conversation:
         if ask.keep_body:
             self._bodies[ask.keep_body] = content
 
-    # Reducing ------------------------------------------------------------------------------------
-    def _reduced_text(self, text: str) -> str:
+    def _named(self, text: str) -> str:
         for name, value in self._kept.items():
             text = text.replace(value, f"<{name}>")
-        text = _VERSION.sub(self._reduced_version, text)
-        return _TIME.sub("<time>", text)
+        return _VERSION.sub(self._named_version, text)
 
-    def _reduced_version(self, found: re.Match[str]) -> str:
+    def _named_version(self, found: re.Match[str]) -> str:
         """A version is the index of a log entry; what it must be is what an ETag said."""
         return "the version is <kept>" if f'"{found[1]}"' in self._kept.values() else found[0]
 
-    def _reduced(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            if value.keys() >= {"from_seq", "bytes"}:  # a split of a plan: an estimate by block
-                value = {**value, "bytes": bool(value["bytes"])}
-            return {
-                key: f"<{key}>" if key in _VARYING and value[key] else self._reduced(value[key])
-                for key in value
-            }
-        if isinstance(value, list | tuple):
-            return [self._reduced(one) for one in value]
-        return self._reduced_text(value) if isinstance(value, str) else value
 
-    def _headers(self, answer: httpx.Response) -> tuple[tuple[str, str], ...]:
-        kept = []
-        for name, value in answer.headers.multi_items():
-            if name in _OF_THE_CONNECTION:
-                continue
-            if name in _VARYING_HEADERS:
-                sent = answer.request.headers.get(name)
-                kept.append((name, value if value == sent else f"<{name}>"))
-            else:
-                kept.append((name, self._reduced_text(value)))
-        return tuple(sorted(kept))
-
-    def _body(self, answer: httpx.Response, content: bytes) -> Any:
-        kind = answer.headers.get("content-type", "")
-        if not content or answer.request.url.path in _ABOUT_PROCESSES or kind in _OPAQUE:
-            return bool(content)
-        if kind == "application/x-ndjson":
-            return [self._reduced(json.loads(line)) for line in content.splitlines()]
-        if kind.endswith("json"):
-            return self._reduced(json.loads(content))
-        if kind == "application/vnd.msgpack":
-            return [self._reduced(one) for one in _unpacked(content)]
-        if kind == _ARROW:
-            return self._reduced(_rows(content))
-        if kind == "text/event-stream":
-            return self._reduced_text(content.decode())
-        return content
-
-
-def _events(answer: httpx.Response, count: int) -> bytes:
+def first_events(answer: httpx.Response, count: int) -> bytes:
     """The head of the events, and as many more as `count`."""
     content = b""
     for piece in answer.iter_raw():
@@ -556,44 +489,7 @@ def _events(answer: httpx.Response, count: int) -> bytes:
     return b"\n\n".join(content.split(b"\n\n")[: count + 1])
 
 
-def _unpacked(content: bytes) -> Iterator[Any]:
-    unpacker = msgspec.msgpack.Decoder()
-    try:
-        yield unpacker.decode(content)
-    except msgspec.DecodeError:
-        yield _TIME.sub("<time>", content.decode("latin-1"))
-
-
-def _rows(content: bytes) -> list[Any]:
-    with pa.ipc.open_stream(content) as reader:
-        table = reader.read_all()
-    rows: list[Any] = [str(table.schema)]
-    rows.extend(table.drop_columns([n for n in table.column_names if n == "time"]).to_pylist())
-    return rows
-
-
 def answers(client: httpx.Client, asks: Iterable[Ask] | None = None) -> list[Answer]:
     """The answers to the conversation."""
     conversing = Conversation(client)
     return [conversing.ask(ask) for ask in (conversation() if asks is None else asks)]
-
-
-def differences(one: Sequence[Answer], other: Sequence[Answer]) -> list[str]:
-    """What differs, one text for each answer."""
-    assert len(one) == len(other)
-    found = []
-    for left, right in zip(one, other, strict=True):
-        parts = [
-            f"  {part}:\n    {getattr(left, part)}\n    {getattr(right, part)}"
-            for part in ("status", "headers", "body")
-            if getattr(left, part) != getattr(right, part)
-        ]
-        if parts:
-            found.append("\n".join([str(left.ask), *parts]))
-    return found
-
-
-def assert_same(one: Sequence[Answer], other: Sequence[Answer]) -> None:
-    """Fail with everything that differs."""
-    found = differences(one, other)
-    assert not found, f"{len(found)} answers differ:\n" + "\n".join(found)

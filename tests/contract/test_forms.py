@@ -17,14 +17,13 @@ import pytest
 
 from contrail_link.tcp.frames import REQUEST, FrameReader
 from contrail_link.tcp.limits import LinkLimits
+from tests.contract.answers import Answer, assert_same
 from tests.contract.exchanges import (
     DEFAULT_HEADERS,
     SETTINGS,
-    Answer,
     Ask,
     Conversation,
     answers,
-    assert_same,
     conversation,
 )
 from tests.support.ports import HOST, free_port
