@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.contract.replays import Recorder, Twins
 from tests.support.servers import ServerProcess, SplitServers
 
 AnyServer = ServerProcess | SplitServers
@@ -86,7 +87,8 @@ class Stream:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test of the server against one process, and the other forms that it is marked with.
 
-    That all forms answer alike is what test_forms.py shows.
+    That all forms answer alike is what test_forms.py shows, and the fixture ``client`` for the fast
+    lane and the declared routes.
     """
     if "server" in metafunc.fixturenames:
         marks = {mark.name for mark in metafunc.definition.iter_markers()}
@@ -126,11 +128,43 @@ def server(request: pytest.FixtureRequest) -> AnyServer:
     return running
 
 
+@pytest.fixture(scope="session")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
+    """Two servers that get nothing but what tests have sent to another one."""
+    folder = tmp_path_factory.mktemp("twins")
+    with (
+        ServerProcess(folder / "fast") as one,
+        ServerProcess(folder / "declared", fast_lane="off") as other,
+    ):
+        yield Twins(one, other)
+
+
+@pytest.fixture(scope="session")
+def compared(request: pytest.FixtureRequest) -> Twins | None:
+    """The servers that compare what tests send, unless tests of other forms are left out."""
+    if "not other_form" in request.config.getoption("markexpr"):
+        return None
+    twins: Twins = request.getfixturevalue("twins")
+    return twins
+
+
 @pytest.fixture
-def client(server: AnyServer) -> Iterator[httpx.Client]:
-    """An HTTP client of the running server."""
-    with server.client() as opened:
+def client(server: AnyServer, compared: Twins | None) -> Iterator[httpx.Client]:
+    """An HTTP client of the running server.
+
+    What a test sends to the fast lane is sent again when the test has ended, and the answers there
+    are compared with those of declared routes.
+    """
+    is_fast = isinstance(server, ServerProcess) and server.settings.get("fast_lane") != "off"
+    if compared is None or not is_fast:
+        with server.client() as opened:
+            yield opened
+        return
+    recorder = Recorder()
+    with server.client(transport=recorder) as opened:
         yield opened
+    found = compared.differences(recorder.exchanges, opened.base_url.netloc.decode())
+    assert not found, "the declared routes answer otherwise:\n" + "\n".join(found)
 
 
 @pytest.fixture(scope="session")

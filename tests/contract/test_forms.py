@@ -1,7 +1,6 @@
 """Every form of the server answers every route alike, or says that storage went away."""
 
 import asyncio
-import contextlib
 import json
 import re
 import threading
@@ -11,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import httpcore
 import httpx
 import pytest
 
@@ -98,59 +96,6 @@ def test_declared_routes_answer_as_the_fast_lane(
     server = ServerProcess(tmp_path / "data", fast_lane="off", **SETTINGS)
     with server, server.client() as client:
         assert_same(expected_answers, answers(client))
-
-
-class Whole(httpx.HTTPTransport):
-    """Sends each request in one piece, as the short way wants it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pool = httpcore.ConnectionPool(max_connections=1, network_backend=_WholeBackend())
-
-
-class _WholeBackend(httpcore.SyncBackend):
-    def connect_tcp(self, *place: Any, **options: Any) -> httpcore.NetworkStream:
-        return _WholeStream(super().connect_tcp(*place, **options))
-
-
-class _WholeStream(httpcore.NetworkStream):
-    """Holds what is written until an answer is read."""
-
-    def __init__(self, stream: httpcore.NetworkStream) -> None:
-        self._stream, self._held = stream, bytearray()
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        self._held += buffer
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        held, self._held = bytes(self._held), bytearray()
-        # A server may refuse a body that it has not read to the end.
-        with contextlib.suppress(httpcore.WriteError):
-            self._stream.write(held, timeout)
-        return self._stream.read(max_bytes, timeout)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
-
-
-@pytest.mark.other_form
-def test_requests_with_known_heads_are_answered_as_by_declared_routes(tmp_path: Path) -> None:
-    """Each is sent twice, so that the server knows its head. An ``Origin`` would prevent that."""
-    # Names that the server chooses differ, and what nobody waits for may be stored later.
-    asks = [ask for ask in conversation() if "ephemeral" not in str(ask.keep) + ask.path]
-    asks = [ask for ask in asks if "ack=none" not in ask.path]
-    found = []
-    for fast_lane in ("on", "off"):
-        with (
-            ServerProcess(tmp_path / fast_lane, fast_lane=fast_lane) as server,
-            httpx.Client(base_url=server.url, timeout=PATIENCE_S, transport=Whole()) as client,
-        ):
-            conversing = Conversation(client, headers={}, strict=False)
-            found.append([conversing.ask(ask) for ask in asks for _ in range(2)])
-    assert_same(*found)
 
 
 # A form that differs -----------------------------------------------------------------------------
