@@ -18,13 +18,24 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tests.bench.cases import CASES, CLUSTER, ONE_NODE, with_references
+from tests.bench.cases import CASES, CLUSTER, ONE_NODE, PROFILED, with_references
 from tests.bench.figures import FULL, QUICK, Bench, BenchError, Measured
 from tests.bench.patience import Patience
-from tests.bench.report import CLUSTERED, FIGURES, SCALE, Report, circumstances, now, write_into
+from tests.bench.profiles import profile_of
+from tests.bench.report import (
+    CLUSTERED,
+    FIGURES,
+    SCALE,
+    STAGED,
+    Report,
+    circumstances,
+    now,
+    write_into,
+)
 from tests.bench.scale import ScaleRun, Sizes
 
 _SIZES: Final = ("streams", "consumers", "subjects", "sockets")
@@ -49,6 +60,8 @@ def main() -> int:
         return 1
     if not (arguments.quick or arguments.cases):
         write_into(DOCUMENT, report.document(), CLUSTERED if arguments.cluster else FIGURES)
+        if not arguments.cluster:
+            write_into(DOCUMENT, report.stage_table(), STAGED)
         print(f"written to {DOCUMENT.relative_to(ROOT)}")
     return 0
 
@@ -67,12 +80,21 @@ def _measure(
         for name in names:
             try:
                 results[name] = CASES[name].measure(bench)
+                print(report.line(name), flush=True)
+                _profile(name, bench, results)
+                for line in report.stages(name, arguments.functions):
+                    print(line, flush=True)
             except (BenchError, OSError) as error:
                 failed.append(name)
                 print(f"{CASES[name].title:58} FAILED: {error}", flush=True)
-            else:
-                print(report.line(name), flush=True)
     return failed
+
+
+def _profile(name: str, bench: Bench, results: dict[str, Measured | None]) -> None:
+    measured = results[name]
+    if measured is not None and name in PROFILED:
+        profile = profile_of(CASES[name], bench, measured)
+        results[name] = replace(measured, profile=profile)
 
 
 def _scale(sizes: Sizes) -> int:
@@ -118,6 +140,13 @@ def _arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="wait up to so long in all for other processes to be quiet, and repeat what they"
         " disturbed (default: measure at once)",
+    )
+    parser.add_argument(
+        "--functions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="below each stage its N functions that take most CPU",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything as JSON")
     parser.add_argument("--scale", action="store_true", help="measure one node with much of all")

@@ -541,6 +541,11 @@ _CLUSTER: Final = (
     ),
 )
 
+PROFILED: Final = {
+    case.name for case in (*_PUBLISHING, *_READING, *_SOCKETS) if not case.name.startswith("spark")
+}
+"""The cases whose costs are shown by stage: messages, without a JVM."""
+
 ONE_NODE: Final = {
     case.name: case
     for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_SOCKETS, *_SPLIT, *_LIVING)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tests.bench.cases_publish import KIB_PAYLOAD_BYTES
-from tests.bench.cases_read import STREAM, Source, arrow_batches, drain_http, read_run
+from tests.bench.cases_read import STREAM, Source, arrow_batches, drain_http
 from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import DistinctSubjects
 from tests.bench.load import Load, Script
@@ -89,7 +89,7 @@ def _drain_filtered(source: Source) -> Run:
     expected = source.messages * GROUP_SUBJECTS // MANY_SUBJECTS
     if found != expected:
         raise BenchError(f"{found} of {expected} matching messages were replayed")
-    return read_run(source, before, after)
+    return before.run(after, source.messages)
 
 
 def _checked(batch: pa.RecordBatch, last: int) -> int:

@@ -5,7 +5,7 @@ import http.client
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -70,7 +70,7 @@ def drain_http(source: Source) -> Run:
         tally.add(batch)
     after = Usage.now(source.server_pid)
     tally.check(source.messages)
-    return read_run(source, before, after)
+    return before.run(after, source.messages)
 
 
 def arrow_batches(source: Source, **parameters: str) -> Iterator[pa.RecordBatch]:
@@ -97,7 +97,7 @@ def _drain_client(source: Source) -> Run:
             tally.add(batch)
     after = Usage.now(source.server_pid)
     tally.check(source.messages)
-    return read_run(source, before, after)
+    return before.run(after, source.messages)
 
 
 def _columns() -> tuple[str, ...]:
@@ -122,16 +122,6 @@ class _Tally:
     def check(self, messages: int) -> None:
         if self._next != messages + 1:
             raise BenchError(f"{self._next - 1} of {messages} messages were replayed")
-
-
-def read_run(source: Source, before: Usage, after: Usage) -> Run:
-    """Messages of the whole source a second, and CPU for each of them."""
-    return Run(
-        value=source.messages / (after.at_s - before.at_s),
-        server_us=(after.server_s - before.server_s) / source.messages * 1e6,
-        client_us=(after.client_s - before.client_s) / source.messages * 1e6,
-        other_cores=before.other_cores(after),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +163,8 @@ def _counted(session: Any, source: Source, columns: str | None) -> Run:
     after = Usage.now(source.server_pid)
     if rows != source.messages:
         raise BenchError(f"Spark counted {rows} of {source.messages} messages")
-    return Run(
-        value=rows / (after.at_s - before.at_s),
-        server_us=(after.server_s - before.server_s) / rows * 1e6,
-    )
+    # The JVM is the client, and no part of this process.
+    return replace(before.run(after, rows), client_us=None, other_cores=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,7 @@ def erase(bench: Bench) -> Measured:
             _erase(server, seq)
             after = Usage.now(server.pid)
             server.check_stored(_STREAM, bench.scale.messages - number - 1)
-            return Run(
-                value=after.at_s - before.at_s,
-                server_us=(after.server_s - before.server_s) * 1e6,
-                other_cores=before.other_cores(after),
-            )
+            return before.run(after, 1, value=after.at_s - before.at_s)
 
         runs = repeat(bench, once)
     return Measured(runs, note=f"{bench.scale.messages:,} messages")

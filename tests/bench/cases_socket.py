@@ -15,7 +15,7 @@ from tests.bench.cases_publish import published
 from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.load import Load
 from tests.bench.patience import repeat
-from tests.bench.processes import HOST, Usage
+from tests.bench.processes import HOST, Pids, Usage
 from tests.bench.server import Server, drive, fill, fresh_server
 from tests.bench.socket_scripts import MSGPACK, SocketPublishes, SocketPushes
 
@@ -80,7 +80,7 @@ class Delay:
         return bench.worker.submit(delays, server.port, server.pid, self.rate, count).result()
 
 
-def delays(port: int, server_pid: int, rate: int, count: int) -> Run:
+def delays(port: int, server_pid: Pids, rate: int, count: int) -> Run:
     """Publish ``count`` messages at ``rate`` a second; measures the delay of each."""
     return uvloop.run(_delays(port, server_pid, rate, count))
 
@@ -97,7 +97,7 @@ class _Frame(msgspec.Struct):
 _decoder: Final = msgspec.msgpack.Decoder(_Frame)
 
 
-async def _delays(port: int, server_pid: int, rate: int, count: int) -> Run:
+async def _delays(port: int, server_pid: Pids, rate: int, count: int) -> Run:
     url = f"ws://{HOST}:{port}/v1/ws"
     form = [Subprotocol(MSGPACK)]
     async with (
@@ -114,13 +114,8 @@ async def _delays(port: int, server_pid: int, rate: int, count: int) -> Run:
             await sending
         after = Usage.now(server_pid)
     percentiles = statistics.quantiles(taken_ns, n=100, method="inclusive")
-    return replace(
-        Run(value=percentiles[49] / _NS_PER_S),
-        server_us=(after.server_s - before.server_s) / count * 1e6,
-        p50_s=percentiles[49] / _NS_PER_S,
-        p99_s=percentiles[98] / _NS_PER_S,
-        other_cores=before.other_cores(after),
-    )
+    median_s, p99_s = percentiles[49] / _NS_PER_S, percentiles[98] / _NS_PER_S
+    return replace(before.run(after, count, value=median_s), p50_s=median_s, p99_s=p99_s)
 
 
 async def _ask(socket: ClientConnection, frame: dict[str, object]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.bench.stages import Costs, Profile
+
 if TYPE_CHECKING:
     from tests.bench.patience import Patience
     from tests.bench.server import Server
@@ -28,7 +30,8 @@ class BenchError(Exception):
 class Run:
     """One run: ``value`` in the unit of its case, CPU in microseconds per message.
 
-    ``other_cores`` is the CPU that neither the server nor the client used, in cores.
+    ``other_cores`` is the CPU that neither the server nor the client used, in cores. ``costs`` are
+    those of each function per message, if the server had a profiler.
     """
 
     value: float
@@ -37,14 +40,16 @@ class Run:
     p50_s: float | None = None
     p99_s: float | None = None
     other_cores: float = 0.0
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The runs of one case; ``note`` explains the numbers."""
+    """The runs of one case; ``note`` explains the numbers, ``profile`` where the CPU goes."""
 
     runs: tuple[Run, ...]
     note: str = ""
+    profile: Profile | None = None
 
     @property
     def value(self) -> float:

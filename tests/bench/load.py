@@ -8,7 +8,7 @@ import asyncio
 import statistics
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Final, Protocol, cast, runtime_checkable
@@ -141,14 +141,8 @@ class _Driver:
         if not messages or len(latencies) < 2:
             raise BenchError("no request was answered within the time")
         percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
-        return Run(
-            value=messages / (last.at_s - first.at_s),
-            server_us=(last.server_s - first.server_s) / messages * 1e6,
-            client_us=(last.client_s - first.client_s) / messages * 1e6,
-            p50_s=percentiles[49],
-            p99_s=percentiles[98],
-            other_cores=first.other_cores(last),
-        )
+        run = first.run(last, messages)
+        return replace(run, p50_s=percentiles[49], p99_s=percentiles[98])
 
 
 def _same(connection: "_Connection") -> "_Connection":

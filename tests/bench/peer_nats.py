@@ -253,12 +253,7 @@ def _drain(nats: Nats, messages: int, inbox: str) -> Run:
         client.socket.sendall(b"PUB $JS.API.CONSUMER.CREATE.S %d\r\n%b\r\n" % (len(data), data))
         client.count_payloads(messages)
         after = Usage.now(nats.pid)
-    return Run(
-        value=messages / (after.at_s - before.at_s),
-        server_us=(after.server_s - before.server_s) / messages * 1e6,
-        client_us=(after.client_s - before.client_s) / messages * 1e6,
-        other_cores=before.other_cores(after),
-    )
+    return before.run(after, messages)
 
 
 class _Pulling:

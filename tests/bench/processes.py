@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import socket
 import subprocess
 import time
@@ -11,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.bench.figures import BenchError
+import msgspec
 
-Pids = int | tuple[int, ...]
-"""One process, or several that are measured as one."""
+from tests.bench.figures import BenchError, Run
+from tests.bench.stages import Costs
 
 HOST: Final = "127.0.0.1"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -23,19 +24,55 @@ _STOP_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
+class Profiled:
+    """A process of ``tests.bench.profiler``, and the file for its costs."""
+
+    pid: int
+    file: Path
+
+    def costs(self) -> Costs:
+        """What its functions have cost so far."""
+        self.file.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        wait_until(self.file.exists, "the answer of a profiler")
+        rows = msgspec.json.decode(self.file.read_bytes())
+        return {(stage, name): cost for stage, name, cost in rows}
+
+
+Pids = int | tuple[int, ...] | Profiled
+"""One process, or several that are measured as one, or one with a profiler."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU seconds so far: of a server, of this process, and of the whole machine."""
+    """CPU seconds so far: of a server, of this process, and of the whole machine.
+
+    ``costs`` are those of the functions of a server with a profiler.
+    """
 
     at_s: float
     server_s: float
     client_s: float
     machine_s: float
+    costs: Costs | None = None
 
     @classmethod
     def now(cls, server_pid: Pids | None) -> "Usage":
         """Read the clocks; ``server_pid`` None leaves the server out."""
         server_s = 0.0 if server_pid is None else cpu_s(server_pid)
-        return cls(time.perf_counter(), server_s, time.process_time(), _machine_s())
+        costs = server_pid.costs() if isinstance(server_pid, Profiled) else None
+        return cls(time.perf_counter(), server_s, time.process_time(), _machine_s(), costs)
+
+    def run(self, later: "Usage", messages: int, value: float | None = None) -> Run:
+        """The run from now until ``later``; ``value`` None is that of messages a second."""
+        rate = messages / (later.at_s - self.at_s)
+        return Run(
+            rate if value is None else value,
+            server_us=(later.server_s - self.server_s) / messages * 1e6,
+            client_us=(later.client_s - self.client_s) / messages * 1e6,
+            other_cores=self.other_cores(later),
+            costs=self._costs_until(later, messages),
+        )
 
     def other_cores(self, later: "Usage") -> float:
         """Cores that processes other than the server and this one used until ``later``."""
@@ -43,9 +80,21 @@ class Usage:
         own = later.server_s - self.server_s + later.client_s - self.client_s
         return max(0.0, busy - own) / (later.at_s - self.at_s)
 
+    def _costs_until(self, later: "Usage", messages: int) -> Costs | None:
+        if self.costs is None or later.costs is None:
+            return None
+        before = self.costs
+        return {
+            function: (cost - before.get(function, 0.0)) / messages
+            for function, cost in later.costs.items()
+            if cost > before.get(function, 0.0)
+        }
+
 
 def cpu_s(pid: Pids) -> float:
     """User and system time of a process, all threads; the kernel counts in steps of 10 ms."""
+    if isinstance(pid, Profiled):
+        return cpu_s(pid.pid)
     if not isinstance(pid, int):
         return sum(map(cpu_s, pid))
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -54,6 +103,8 @@ def cpu_s(pid: Pids) -> float:
 
 def rss_bytes(pid: Pids) -> int:
     """Resident memory of a process."""
+    if isinstance(pid, Profiled):
+        return rss_bytes(pid.pid)
     if not isinstance(pid, int):
         return sum(map(rss_bytes, pid))
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

@@ -1,19 +1,22 @@
 """The report: a table for the terminal, a document, and JSON for machines."""
 
 import json
+import math
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.figures import Beside, Case, Measured, Run
+from tests.bench.stages import Cost, Profile
 
 FIGURES: Final = "figures: written by python -m tests.bench"
 CLUSTERED: Final = "cluster: written by python -m tests.bench --cluster"
+STAGED: Final = "stages: written by python -m tests.bench"
 SCALE: Final = "scale: written by python -m tests.bench --scale"
 """The sections of the document that the benchmark writes, as the comments around them say."""
 
@@ -52,6 +55,40 @@ class Report:
         parts = (self._circumstances(), self._medians(), self._comparisons(), self._resources())
         return "\n\n".join("\n".join(part) for part in parts)
 
+    def stages(self, name: str, functions: int = 0) -> Iterator[str]:
+        """Yield a line with the CPU of a message by stage, and one with its calls.
+
+        Below them are ``functions`` functions of each stage, if the case has a profile.
+        """
+        measured = self.results[name]
+        if measured is None or measured.profile is None:
+            return
+        profile = measured.profile
+        cpu, calls = (["µs", *_by_stage(profile, _cpu_us)], ["calls", *_by_stage(profile, _calls)])
+        widths = [max(map(len, cells)) for cells in zip(cpu, calls, strict=True)]
+        for cells in (cpu, calls):
+            padded = (f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+            yield ("    " + "  ".join(padded)).rstrip()
+        for stage in profile.stages() if functions else ():
+            yield f"    {stage}"
+            for function, cost in profile.top(stage, functions):
+                yield f"    {number(cost.cpu_us):>8} µs {number(cost.calls):>8} calls  {function}"
+
+    def stage_table(self) -> str:
+        """Return the table of the stages in docs/benchmarks.md."""
+        lines = [*self._circumstances(), "", "| Figure | CPU (µs) | Calls |", "|---|---|---|"]
+        for name, measured in self.results.items():
+            if measured is not None and measured.profile is not None:
+                sums = [
+                    f"{total}: {', '.join(stages)}"
+                    for total, *stages in (
+                        _by_stage(measured.profile, _cpu_us),
+                        _by_stage(measured.profile, _calls),
+                    )
+                ]
+                lines.append(f"| {self.cases[name].title} | {' | '.join(sums)} |")
+        return "\n".join(lines)
+
     def as_json(self) -> str:
         """Return all figures and runs as JSON."""
         document: dict[str, Any] = {
@@ -67,7 +104,8 @@ class Report:
                     "met": measured and case.meets_aim(measured),
                     "median": measured and measured.value,
                     "note": measured.note if measured else "not installed",
-                    "runs": [asdict(run) for run in measured.runs] if measured else [],
+                    "runs": [_as_json(run) for run in measured.runs] if measured else [],
+                    "stages": _stages_as_json(measured),
                     "beside": [
                         {
                             **asdict(beside),
@@ -182,6 +220,32 @@ def _latency(measured: Measured) -> str:
     percentiles = [measured.median_of(_p50), measured.median_of(_p99)]
     shown = [f"{value * 1e3:.3g}" for value in percentiles if value is not None]
     return ", ".join(shown) + " ms" if shown else ""
+
+
+def _by_stage(profile: Profile, quantity: Callable[[Cost], float]) -> list[str]:
+    """The total, and each stage with its part."""
+    total = quantity(profile.total())
+    parts = {stage: quantity(cost) for stage, cost in profile.stages().items()}
+    digits = max(0, 2 - math.floor(math.log10(total))) if total else 0
+    return [number(total), *(f"{stage} {part:,.{digits}f}" for stage, part in parts.items())]
+
+
+def _cpu_us(cost: Cost) -> float:
+    return cost.cpu_us
+
+
+def _calls(cost: Cost) -> float:
+    return cost.calls
+
+
+def _as_json(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in asdict(run).items() if name != "costs"}
+
+
+def _stages_as_json(measured: Measured | None) -> dict[str, dict[str, float]]:
+    if measured is None or measured.profile is None:
+        return {}
+    return {stage: asdict(cost) for stage, cost in measured.profile.stages().items()}
 
 
 def _p50(run: Run) -> float | None:

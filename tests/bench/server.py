@@ -20,7 +20,7 @@ from tests.bench import load as load_generator
 from tests.bench.figures import Bench, BenchError
 from tests.bench.http_scripts import PAYLOAD_BYTES, Batches
 from tests.bench.load import Driven, Load, Script
-from tests.bench.processes import HOST, Pids, ready_line, running
+from tests.bench.processes import HOST, Pids, Profiled, ready_line, running
 
 _CALL_TIMEOUT_S: Final = 60.0
 FILL_CONNECTIONS: Final = 4
@@ -85,13 +85,37 @@ def started(data_dir: Path) -> Iterator[Server]:
         yield Server(process, port, perf_counter() - begun)
 
 
+@dataclass(frozen=True, slots=True)
+class ProfiledServer(Server):
+    """A server with a profiler, which writes the costs of its functions into ``costs``."""
+
+    costs: Path = Path()
+
+    @property
+    def pid(self) -> Pids:
+        """Its process, which can be asked for its costs."""
+        return Profiled(self.process.pid, self.costs)
+
+
+@contextlib.contextmanager
+def profiled(kind: str, data_dir: Path) -> Iterator[Server]:
+    """A server on ``data_dir`` that counts its ``calls``, or its ``cpu``, by function."""
+    begun, log, costs = perf_counter(), data_dir.with_suffix(".log"), data_dir.with_suffix(".costs")
+    module = ("tests.bench.profiler", kind, str(costs))
+    with process_of("serve", log, module, data_dir=data_dir) as (process, port):
+        yield ProfiledServer(process, port, perf_counter() - begun, costs)
+
+
 @contextlib.contextmanager
 def process_of(
-    service: str, log: Path, **settings: Any
+    service: str, log: Path, module: Sequence[str] = ("contrail_serve",), **settings: Any
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A server process, and the port on which it answers HTTP; BenchError if it does not start."""
+    """A server process, and the port on which it answers HTTP; BenchError if it does not start.
+
+    ``module`` runs the service: its name, and arguments before those of the service.
+    """
     settings = {"host": HOST, "port": 0, "log_level": "warning", **settings}
-    command = [sys.executable, "-m", "contrail_serve", service]
+    command = [sys.executable, "-m", *module, service]
     command += [f"{name}={value}" for name, value in settings.items()]
     with running(command, log, service_environment()) as process:
         line = ready_line(process)
