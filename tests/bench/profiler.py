@@ -75,7 +75,9 @@ class Cpu:
     def __init__(self) -> None:
         self._used_ns: defaultdict[Function, int] = defaultdict(int)
         self._modules = _Modules()
+        # By thread: its CPU time at the last sample, and where it was last seen at work.
         self._seen: dict[int, int] = {}
+        self._worked: dict[int, Function] = {}
         self._sampling_ns = self._begun_ns = 0
         # A fixed pause could be in step with timers of the server.
         self._random = random.Random(1)
@@ -119,7 +121,13 @@ class Cpu:
             seen_ns = self._seen.get(thread, 0)
             # A clock that goes back is that of another thread, which has the id of an ended one.
             used_ns = now_ns - seen_ns if now_ns >= seen_ns else now_ns
-            self._used_ns[self._modules.function(frame)] += used_ns
+            function = self._modules.function(frame)
+            if function[0] == OTHER:
+                # A thread of a pool, which has done its work and waits for more.
+                function = self._worked.get(thread, function)
+            elif thread != threading.main_thread().native_id:
+                self._worked[thread] = function
+            self._used_ns[function] += used_ns
             self._seen[thread] = now_ns
 
 

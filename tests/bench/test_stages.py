@@ -158,7 +158,9 @@ def calls() -> Iterator[Calls]:
 def test_samples_give_the_cpu_of_each_thread_to_its_functions(cpu: Cpu) -> None:
     shared = module("contrail_common.c")
     link = module("contrail_link.d", "def work():\n    burn(0.1)\n", burn=shared["burn"])
-    thread = threading.Thread(target=module("contrail_edge.b")["burn"], args=(0.4,))
+    # A pool of one thread: what it uses after its work, until the next sample, is for that work.
+    wait = module("pool", "def run(burn):\n    burn(0.4)\n    rest(0.1)\n", rest=shared["burn"])
+    thread = threading.Thread(target=wait["run"], args=(module("contrail_edge.b")["burn"],))
     thread.start()
     module("contrail_api.a")["burn"](0.2)
     link["work"]()
@@ -170,7 +172,7 @@ def test_samples_give_the_cpu_of_each_thread_to_its_functions(cpu: Cpu) -> None:
         stage: sum(cost for (of, _), cost in costs.items() if of == stage) / 1e9
         for stage in ("http", "api", "link")
     }
-    assert by_stage == pytest.approx({"http": 0.4, "api": 0.2, "link": 0.1}, abs=0.05)
+    assert by_stage == pytest.approx({"http": 0.5, "api": 0.2, "link": 0.1}, abs=0.05)
     assert ("link", "contrail_common.c.burn") in costs
 
 
