@@ -10,8 +10,9 @@ from tests.bench.server import profiled
 from tests.bench.stages import Costs, Profile
 
 _SCALES: Final = {
-    "calls": Scale(runs=1, seconds=1.0, messages=100_000, held_s=1.0),
-    # More, because a replay of these takes little more than a hundred samples.
+    # So long that the requests under way at its ends, up to 64, are at most a few percent.
+    "calls": Scale(runs=1, seconds=3.0, messages=100_000, held_s=3.0),
+    # So many that a replay of them takes at least a hundred samples.
     "cpu": Scale(runs=1, seconds=2.0, messages=1_000_000, held_s=2.0),
 }
 
