@@ -5,8 +5,7 @@ come in columns and stay in columns. Single messages are put into columns togeth
 is made.
 
 Other commands are encoded when they are proposed, so their exact size is known. The size of an
-append is not: messages of many requests are joined into one command, and one request may be cut
-into several. So an upper bound is counted for each message.
+append is not, so an upper bound is counted for each message (`content_sizes`).
 """
 
 import asyncio
@@ -18,16 +17,13 @@ from time import perf_counter
 from typing import Final
 
 import msgspec
-import numpy as np
 import structlog
 
 from contrail_common import errors
 from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
-from contrail_common.columns.header_columns import UniformHeaders
 from contrail_common.columns.message_batch import MessageBatch, join_batches
 from contrail_common.errors import ApiError
 from contrail_common.model import Expected, Numbered, PublishMessage
-from contrail_common.texts import I64Array, as_u32
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core.commands import (
     Acknowledge,
@@ -40,6 +36,7 @@ from contrail_storage.core.commands import (
 )
 from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.results import Appended, Refused, Result
+from contrail_storage.replica.content_sizes import batch_size, content_ends, entry_bytes
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 
 ENTRY_BYTES_MAX: Final = 256 * 1024
@@ -53,17 +50,8 @@ COMMAND_BYTES_MAX: Final = LOGGED_BYTES_MAX - 4_096
 """The largest command. Only a message of the maximum size comes near it."""
 COMMAND_OVERHEAD: Final = 16
 """Bytes of a command in an entry in addition to its own: the shard, and the head of the pair."""
-MESSAGE_OVERHEAD: Final = 32
-"""Bytes per message: its subject index, two offsets, the hash of its id, a subject length."""
 APPEND_OVERHEAD: Final = 544
 """Bytes per command: heads of fields and columns, the shard, the last offsets, and a producer."""
-_ENTRY_BYTES: Final = 8
-"""Bytes per header in addition to name and value (with 4 more): the offsets of the name."""
-_SEAL_BYTES: Final = 12
-"""Bytes per sealed message: key and plain size."""
-_ASKED_BYTES: Final = 16
-"""Bytes per roll-up or time to live: a position, and a number or word."""
-_EXPECTED_BYTES: Final = 96
 _log = structlog.get_logger("contrail.proposer")
 
 Content = PublishMessage | MessageBatch
@@ -516,90 +504,3 @@ def _hashed(expected: Expected, key: bytes) -> HashedExpected:
         None if last_id is None else hash_id(last_id, key),
         *((expected.as_of, expected.newest) if isinstance(expected, ProvenExpected) else ()),
     )
-
-
-# Sizes -------------------------------------------------------------------------------------------
-
-
-def content_size(content: Content) -> int:
-    """Bytes of all messages of a request."""
-    return batch_size(content) if isinstance(content, MessageBatch) else entry_bytes(content)
-
-
-def batch_size(batch: MessageBatch) -> int:
-    """Bytes of all messages of a batch."""
-    size = batch.size() + batch.count * MESSAGE_OVERHEAD
-    columns = batch.columns
-    if columns.seals is None and isinstance(columns.headers, UniformHeaders):
-        size += _ENTRY_BYTES * columns.headers.names.count * batch.count
-    elif columns.headers is not None or columns.seals is not None:
-        size += int(_column_sizes(batch).sum())
-    return size + sum(_asked_sizes(batch).values())
-
-
-def content_ends(content: Content) -> list[int]:
-    """The running sums of the messages' bytes; the last one is the total."""
-    if isinstance(content, PublishMessage):
-        return [entry_bytes(content)]
-    sizes = content.sizes() + MESSAGE_OVERHEAD
-    columns = content.columns
-    if columns.headers is not None or columns.seals is not None:
-        sizes += _column_sizes(content)
-    for at, size in _asked_sizes(content).items():
-        sizes[at] += size
-    ends: list[int] = np.cumsum(sizes).tolist()
-    return ends
-
-
-def entry_bytes(message: PublishMessage) -> int:
-    """Bytes of a message that is not in columns yet."""
-    subject = message.subject
-    size = len(message.payload) + MESSAGE_OVERHEAD
-    size += len(subject) if subject.isascii() else len(subject.encode())
-    for name, values in (message.headers or {}).items():
-        name_bytes = len(name.encode())
-        size += _ENTRY_BYTES
-        if not values:
-            size += name_bytes  # limits do not count a name without a value, but it is stored
-        for value in values:
-            size += name_bytes + len(value.encode()) + 4
-    if message.expected is not None:
-        size += _expected_size(message.expected)
-    if message.rollup is not None:
-        size += _ASKED_BYTES
-    return size + (0 if message.ttl_ns is None else _ASKED_BYTES)
-
-
-def _column_sizes(batch: MessageBatch) -> I64Array:
-    """Bytes of headers and seals of each message, beyond the size that limits count."""
-    columns = batch.columns
-    sizes = np.zeros(columns.count, np.int64)
-    if columns.seals is not None:
-        cells = np.diff(as_u32(columns.offsets).astype(np.int64))
-        sizes += np.maximum(cells - columns.seals.plain_sizes(), 0) + _SEAL_BYTES
-    elif isinstance(columns.headers, UniformHeaders):
-        sizes += _ENTRY_BYTES * columns.headers.names.count
-    elif columns.headers is not None:
-        entries = as_u32(columns.headers.entry_offsets).astype(np.int64)
-        names = as_u32(columns.headers.name_offsets).astype(np.int64)
-        values = np.diff(as_u32(columns.headers.value_offsets).astype(np.int64))
-        valueless = np.where(values == 0, np.diff(names), 0)
-        by_entry = np.concatenate(([0], np.cumsum(valueless + _ENTRY_BYTES)))
-        sizes += by_entry[entries[1:]] - by_entry[entries[:-1]]
-    return sizes
-
-
-def _asked_sizes(batch: MessageBatch) -> dict[int, int]:
-    """Bytes of roll-ups, times to live and expectations, by position."""
-    sizes: dict[int, int] = {}
-    for asked in (batch.rollups, batch.ttls):
-        for at in asked or ():
-            sizes[at] = sizes.get(at, 0) + _ASKED_BYTES
-    for at, expected in (batch.expected or {}).items():
-        sizes[at] = sizes.get(at, 0) + _expected_size(expected)
-    return sizes
-
-
-def _expected_size(expected: Expected) -> int:
-    texts = expected.stream, expected.last_subject_seq_subject
-    return _EXPECTED_BYTES + sum(len(text.encode()) for text in texts if text)

@@ -39,11 +39,11 @@ from contrail_storage.core.expected import ProvenExpected, subject_of
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.core.subjects.packed_names import PackedNames
 from contrail_storage.reading.reader import Reader
+from contrail_storage.replica.content_sizes import content_size
 from contrail_storage.replica.entries import (
     Content,
     Done,
     Outcome,
-    content_size,
     not_logged,
 )
 from contrail_storage.replica.shard import Shard
