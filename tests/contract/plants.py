@@ -13,14 +13,14 @@ from typing import Any, Final
 from contrail_api.publishing.single import SinglePublish
 from contrail_common.model import PublishMessage
 from contrail_edge.app import EdgeApp
-from contrail_edge.direct import DirectExchange
+from contrail_edge.direct import Connection, DirectExchange
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
 from contrail_edge.known_heads import KnownHeads
 
-_send, _read, _split = DirectExchange.send, DirectRead.__call__, KnownHeads.split
-_known_request = EdgeApp.known_request
+_send, _read, _split = DirectExchange._send, DirectRead.__call__, KnownHeads.split
+_known_exchange = EdgeApp.known_exchange
 
 
 def _answering(change: Callable[[Response], Response]) -> Callable[..., None]:
@@ -47,7 +47,7 @@ def _unchecked_subject(self: SinglePublish, request: Request, payload: bytes) ->
 
 
 def _unchecked_limit(self: DirectRead, request: Request, body: bytes, reply: Any) -> None:
-    request.scope["query_string"] = re.sub(rb"&?limit=0", b"", request.query_string)
+    request.query_string = re.sub(rb"&?limit=0", b"", request.query_string)
     _read(self, request, body, reply)
 
 
@@ -81,25 +81,25 @@ def _first_body(self: KnownHeads, data: bytes) -> Any:
     return (*found[:2], _bodies.setdefault(head, found[2]))
 
 
-def _first_query(self: EdgeApp, data: bytes) -> Any:
+def _first_query(self: EdgeApp, data: bytes, connection: Connection) -> Any:
     """Take the query that a known head came with first for all of them."""
-    found = _known_request(self, data)
-    if found is not None and found[0].method == "GET":
+    exchange = _known_exchange(self, data, connection)
+    if exchange is not None and exchange.method == "GET":
         known = self.known_heads.split(data)
         assert known is not None
-        found[0].scope["query_string"] = known[0].scope["query_string"]
-    return found
+        exchange.query_string = known[0].scope["query_string"]
+    return exchange
 
 
 PLANTS: Final[dict[str, tuple[type, str, Callable[..., Any]]]] = {
-    "another status": (DirectExchange, "send", _answering(_another_status)),
-    "a lost header": (DirectExchange, "send", _answering(_lost_header)),
-    "a lost field": (DirectExchange, "send", _answering(_lost_field)),
+    "another status": (DirectExchange, "_send", _answering(_another_status)),
+    "a lost header": (DirectExchange, "_send", _answering(_lost_header)),
+    "a lost field": (DirectExchange, "_send", _answering(_lost_field)),
     "a subject that is not checked": (SinglePublish, "_message", _unchecked_subject),
     "a limit that is not checked": (DirectRead, "__call__", _unchecked_limit),
     "a cache of a deleted stream": (DirectRead, "__call__", _cached),
     "the body of another request": (KnownHeads, "split", _first_body),
-    "the query of another request": (EdgeApp, "known_request", _first_query),
+    "the query of another request": (EdgeApp, "known_exchange", _first_query),
 }
 
 

@@ -59,20 +59,6 @@ def test_messages_of_a_batch_are_stored_once_in_whatever_form_they_come(stream: 
     assert stored(stream) == ["1", "2", "3", "4", "5", "6"]
 
 
-def test_number_outlives_the_duplicate_window(unused: Stream) -> None:
-    assert unused.configure(duplicate_window="100ms").status_code == 201
-    try:
-        query = {"producer": "job", "number": 1}
-        assert results(send(unused, [item(unused, "1")], **query)) == [(1, False)]
-        seq = 1
-        while results(send(unused, [item(unused, "1")])) == [(seq, True)]:
-            pass  # until the window has passed
-        assert results(send(unused, [item(unused, "1")], **query))[0][1]
-        assert stored(unused) == ["1", "1"]
-    finally:
-        unused.client.delete(unused.path)
-
-
 def test_refused_message_is_refused_for_itself(stream: Stream) -> None:
     query = {"producer": "job", "number": 1}
     messages = [item(stream, "1"), {"subject": "elsewhere", "data": "2", "msg_id": "2"}]

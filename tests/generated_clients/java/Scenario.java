@@ -59,7 +59,7 @@ public final class Scenario {
     payloads.forEach(
         one -> batch.addMessagesItem(new MessageItem().subject(subject).dataBase64(one)));
     return new PublishingApi(client)
-        .publishBatch(stream, batch, null).getResults().stream().map(BatchResult::getSeq).toList();
+        .publishBatch(stream, batch, null, null, null).getResults().stream().map(BatchResult::getSeq).toList();
   }
 
   private Map<String, Object> run(String url, String stream) throws Exception {
