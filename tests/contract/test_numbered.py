@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from contrail_common import errors
 from contrail_common.partition import shard_of
 from tests.contract.conftest import Stream, assert_problem
 from tests.support.each import each
@@ -68,6 +69,20 @@ def test_refused_message_is_refused_for_itself(stream: Stream) -> None:
         first, second = answer.json()["results"]
         assert first == {"seq": 1, "duplicate": duplicate}
         assert second["problem"]["code"] == 20002
+
+
+def test_atomic_batch_of_an_earlier_number_is_refused_as_a_repeat_is(unused: Stream) -> None:
+    assert unused.configure(allow_atomic=True).status_code == 201
+    try:
+        query = {"producer": "job", "atomic": "true"}
+        first = send(unused, [item(unused, "1")], number=2, **query)
+        assert first.json()["last_seq"] == 1
+        for number, text in ((2, "1"), (1, "2")):
+            again = send(unused, [item(unused, text)], number=number, **query)
+            assert_problem(again, 409, errors.ATOMIC_DUPLICATE.code)
+        assert stored(unused) == ["1"]
+    finally:
+        unused.client.delete(unused.path)
 
 
 @each(

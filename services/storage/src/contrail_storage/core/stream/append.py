@@ -74,6 +74,10 @@ def append_numbered(state: ShardState, step: Step, command: NumberedAppend) -> R
     if known is None or known.number < number:
         producers.begin(name, number, state.counters.last_seq + 1, step.writes)
     elif known.number > number:
+        if command.atomic:
+            # As for a repeat of the last number: there is no range of sequences to answer with.
+            detail = f"the producer has begun batch {known.number}"
+            return Refused(errors.ATOMIC_DUPLICATE.code, detail)
         count = command.columns.count
         return Appended(state.counters.last_seq + 1, count, dict.fromkeys(range(count), 0))
     elif not known.first_seq:
