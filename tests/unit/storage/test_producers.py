@@ -1,5 +1,6 @@
 """Numbered batches: each message is stored once, however late and in which parts it is repeated."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,18 @@ def test_ids_of_the_last_batch_outlive_the_window_and_not_the_next_batch() -> No
     assert [key for key in rig.store.rows if key.startswith(keys.DEDUPE)] == [
         keys.large_key(keys.DEDUPE, SHARD, rig.machine.dedupe.marks[0].entry)
     ]
+
+
+def test_longer_window_brings_no_held_id_back() -> None:
+    longer = msgspec.structs.replace(PLAIN, duplicate_window_ns=60 * SECOND_NS)
+    for restarts in (False, True):  # as two replicas
+        rig = rig_of()
+        put(rig, "p", 1, "ab")
+        rig.apply(5 * SECOND_NS, configure(longer))
+        if restarts:
+            rig.restart()
+        assert publish(rig, "a", second=6) == [("stored", 3)]
+        assert put(rig, "p", 1, "b", second=6) == [("duplicate", 2)]
 
 
 def test_more_ids_than_may_be_held_are_forgotten_and_the_batch_refused(

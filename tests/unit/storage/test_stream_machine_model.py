@@ -172,6 +172,7 @@ class StreamComparison(StreamAgreement):
             self.enforce_limits(self.one_of(SLICES))
 
     def change_to(self, config: StreamConfig) -> None:
+        self.naive.tick(self.now_ns)
         retentions = {config.retention, self.config.retention}
         if len(retentions) > 1 and "workqueue" in retentions:
             refused = Refused(errors.STREAM_UPDATE_REFUSED.code)

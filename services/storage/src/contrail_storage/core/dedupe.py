@@ -296,13 +296,17 @@ class DedupeWindow:
         """
         marks, held = self.marks, self.held
         while marks and marks[0].time_ns <= now_ns - window_ns:
-            gone = marks.popleft()
-            held.append(gone)
-            self._live -= gone.ids
-            self.held_ids += gone.ids
-            self._floor_seq = gone.last_seq + 1
+            self._expire_first()
         if held and held[0].last_seq < held_from:
             self._forget(held_from, writes)
+
+    def _expire_first(self) -> None:
+        """Hold the ids of the first mark."""
+        gone = self.marks.popleft()
+        self.held.append(gone)
+        self._live -= gone.ids
+        self.held_ids += gone.ids
+        self._floor_seq = gone.last_seq + 1
 
     def forget_held(self, most: int, writes: Writes) -> int:
         """Hold at most ``most`` ids; return the first sequence whose message's id is known."""
@@ -390,11 +394,16 @@ class DedupeWindow:
             fresh.add(IdHashes.of(ids), seqs)
         self._segments = [fresh]
 
-    def load(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Load the window from its rows, given as (key, value) in key order."""
+    def load(self, rows: Iterable[tuple[bytes, bytes]], live_seq: int = 0) -> None:
+        """Load the window from its rows, given as (key, value) in key order.
+
+        The appends that end below ``live_seq`` have expired, in whichever window.
+        """
         for key, row in rows:
             for time_ns, ids, seqs in _runs_of(row):
                 self._take_up(time_ns, ids, seqs, keys.last_number(key, 8))
+        while self.marks and self.marks[0].last_seq < live_seq:
+            self._expire_first()
 
     def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
         self._remember(IdHashes.of(ids), seqs)

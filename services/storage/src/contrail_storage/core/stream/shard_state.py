@@ -30,7 +30,11 @@ Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 
 
 class StreamRecord(msgspec.Struct, array_like=True):
-    """The state that changes only with the configuration; ``shard`` is the shard, from 0."""
+    """The state that changes only with the configuration; ``shard`` is the shard, from 0.
+
+    The ids of appends that end below ``live_seq`` had expired at the last change: a longer window
+    does not bring back those that are held for producers.
+    """
 
     config: StreamConfig
     incarnation: str
@@ -39,6 +43,7 @@ class StreamRecord(msgspec.Struct, array_like=True):
     version: int
     next_consumer_id: int
     shard: int = 0
+    live_seq: int = 0
 
 
 class Counters(msgspec.Struct, array_like=True):
@@ -329,7 +334,7 @@ class ShardState:
         self.subjects.load(
             rows(keys.SUBJECT_NAME), rows(keys.SUBJECT_PAGE), rows(keys.SUBJECT_DELTA)
         )
-        self.dedupe.load(rows(keys.DEDUPE))
+        self.dedupe.load(rows(keys.DEDUPE), self.record.live_seq if self.record else 0)
         self.producers.load(rows(keys.PRODUCER))
         self.deleted.load(rows(keys.DELETED), self.counters.first_seq)
         self.subjects.lost_last = self.deleted.total > 0

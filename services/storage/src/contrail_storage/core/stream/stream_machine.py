@@ -91,7 +91,10 @@ class StreamMachine(ShardState):
         kind = type(command)
         handle = HANDLERS.get(kind, _refuse_unknown)
         if kind in _WITHOUT_STREAM:
-            return handle(self, Step(index, time_ns, writes, skipped_ns, term), command)
+            step = Step(index, time_ns, writes, skipped_ns, term)
+            if kind is cmd.ConfigureStream and self.record is not None:
+                expire_ids(self, step)  # in the window that was
+            return handle(self, step, command)
         if self.record is None:
             return Refused(errors.STREAM_NOT_FOUND.code)
         if index != self.fresh_index:
