@@ -32,6 +32,7 @@ from tests.unit.storage.machine_rig import (
     append_of,
     configure,
     consumer_config,
+    picture,
     removal_of,
 )
 
@@ -261,6 +262,20 @@ def test_what_lies_below_the_first_sequence_is_not_in_the_archive() -> None:
     assert b"kept" in data
     assert b"trimmed" not in data
     assert comparable(restored(data)) == comparable(rig)
+
+
+def test_ids_of_several_records_are_kept_where_one_part_has_them_all() -> None:
+    rig = Rig()
+    rig.apply(S, configure(CONFIG))
+    for turn, count in enumerate((5_000, 4_000, 1)):
+        messages = [Message("a.1", msg_id=f"{turn}-{at}") for at in range(count)]
+        rig.apply(S, append_of(messages))
+    records = records_of(rig)
+    assert sum(one.kind == archive.IDS for one in records) == 2
+    other = restored(packed(records), in_a_part=len(records))
+    other.restart()
+    ids = ["0-0", "1-3999", "2-0"]
+    assert picture(other.machine, ids)["ids"] == picture(rig.machine, ids)["ids"]
 
 
 def test_many_pending_deliveries_come_in_several_records() -> None:

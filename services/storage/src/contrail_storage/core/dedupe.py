@@ -429,14 +429,13 @@ class DedupeWindow:
             low, high = low - segment.used, high - segment.used
 
     def restore(self, runs: list[tuple[int, bytes, bytes]], step: Step) -> None:
-        """Add entries of another window, all newer than those here; at most once per log index.
-
-        Their times are log times.
-        """
-        row: list[bytes] = []
+        """Add entries of another window, all newer than those here. Their times are log times."""
+        known = self.marks and self.marks[-1].entry == step.index
+        row = [self._open_row] if known else []
         for log_ns, ids, packed in runs:
             time_ns = log_ns - step.skipped_ns
             seqs = np.frombuffer(packed, np.int64)
             self._take_up(time_ns, ids, seqs, step.index)
             row.append(_run(time_ns, IdHashes.of(ids), seqs))
-        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), b"".join(row))
+        self._open_row = b"".join(row)
+        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), self._open_row)
