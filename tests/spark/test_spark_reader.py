@@ -56,7 +56,7 @@ def test_filters_are_not_pushed_down() -> None:
 
 def test_a_mistake_is_found_before_a_request_is_sent(server: ReplayServer) -> None:
     with pytest.raises(OptionError, match="option maxBytesPerPartition: must be a size in bytes"):
-        source(server, maxBytesPerPartition="much")
+        source(server, maxBytesPerPartition="much").schema()
     assert server.requests == []
 
 
@@ -65,7 +65,7 @@ def test_modules_are_exempt_from_collection_once_in_a_process(
 ) -> None:
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
-    batch._freeze_modules.cache_clear()
+    batch.freeze_modules.cache_clear()
     reader = source(server, splits="4").reader(spark_schema(("seq",)))
     assert rows(reader) == [25] * 4
     assert len(calls) == 1

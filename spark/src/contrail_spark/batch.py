@@ -45,7 +45,7 @@ class ContrailBatchReader(DataSourceReader):
         # Spark calls `read` once with None if there are no partitions.
         if not isinstance(partition, SplitPartition):
             return
-        _freeze_modules()
+        freeze_modules()
         client = ReplayClient(self._options)
         schema = arrow_schema(self._schema)
         with message_first():
@@ -54,7 +54,7 @@ class ContrailBatchReader(DataSourceReader):
 
 
 @functools.cache
-def _freeze_modules() -> None:
+def freeze_modules() -> None:
     """Exempt what is loaded now from garbage collection, once per process.
 
     Spark's workers run a full collection after each task, and the next task waits for it. It takes

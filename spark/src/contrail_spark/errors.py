@@ -1,4 +1,4 @@
-"""The errors of reading a stream; each message is a sentence for the user."""
+"""The errors of reading and writing a stream; each message is a sentence for the user."""
 
 import os
 from collections.abc import Iterator
@@ -10,11 +10,15 @@ class ContrailSparkError(Exception):
 
 
 class OptionError(ContrailSparkError, ValueError):
-    """An option of ``spark.read`` is missing, unknown or not valid."""
+    """An option is missing, unknown or not valid."""
 
 
 class SchemaError(ContrailSparkError, ValueError):
-    """A projection names a column that does not exist, or asks for another type."""
+    """A projection or a written frame has an unknown column, or one of another type."""
+
+
+class RowError(ContrailSparkError, ValueError):
+    """A row cannot be published as a message."""
 
 
 class ServerRefusedError(ContrailSparkError):
@@ -42,7 +46,7 @@ class UnavailableError(ContrailSparkError):
 
 
 class ProtocolError(ContrailSparkError):
-    """The server's answer does not follow the replay contract."""
+    """The server's answer does not follow the API."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The options of ``spark.read.format("contrail")``: names, defaults and error messages."""
+"""The options of ``format("contrail")``, to read and to write: names, defaults, error messages."""
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -10,7 +10,7 @@ from urllib.parse import quote_plus, urlsplit
 
 from contrail_common.config_rules import SUBJECTS_MAX
 from contrail_common.names import name_problem
-from contrail_common.subjects import filter_problem
+from contrail_common.subjects import filter_problem, subject_problem
 from contrail_common.timeunits import NS_PER_MS, format_time, parse_time
 from contrail_spark.errors import OptionError
 
@@ -21,6 +21,8 @@ DEFAULT_SPLIT_BYTES: Final = 128 << 20
 SUBJECT_CHARS_MAX: Final = 14 << 10
 """Filters in a URL. The server takes 16 KiB, and the rest of a request has less than 2 KiB."""
 DEFAULT_RETRIES: Final = 5
+DEFAULT_PUBLISH_RETRIES: Final = 10
+"""About 20 seconds, so that a write outlives the restart of a server."""
 RETRIES_MAX: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 3_600_000
@@ -45,7 +47,18 @@ NAMES: Final = (
     "token",
     "tokenFile",
 )
-_CANONICAL: Final = {name.lower(): name for name in NAMES}
+WRITE_NAMES: Final = (
+    "url",
+    "stream",
+    "subject",
+    "sourceStream",
+    "publishRetries",
+    "requestTimeoutMs",
+    "token",
+    "tokenFile",
+)
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options of a streaming query, which Spark passes on to the data source."""
 _EXCLUSIVE: Final = (
     ("startingSequence", "startingTimestamp"),
     ("endingSequence", "endingTimestamp"),
@@ -60,26 +73,14 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """Checked options. Times are RFC 3339; None means no limit, and no ``subjects`` mean all.
-
-    The range is cut into about ``splits`` parts, or into more of at most about ``split_bytes``.
+class ServerOptions:
+    """The stream, and how to reach its server.
 
     ``token`` is kept out of ``repr``, so that it cannot reach a log line or an error.
     """
 
     url: str
     stream: str
-    subjects: tuple[str, ...] = ()
-    from_seq: int | None = None
-    to_seq: int | None = None
-    start_time: str | None = None
-    end_time: str | None = None
-    splits: int = DEFAULT_SPLITS
-    split_bytes: int | None = DEFAULT_SPLIT_BYTES
-    columns: tuple[str, ...] | None = None
-    fail_on_data_loss: bool = True
-    consistency: str | None = None
     retries: int = DEFAULT_RETRIES
     timeout_s: float = DEFAULT_TIMEOUT_MS / 1_000
     token: str | None = field(default=None, repr=False)
@@ -98,24 +99,44 @@ class ReplayOptions:
         return token
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(ServerOptions):
+    """Checked options. Times are RFC 3339; None means no limit, and no ``subjects`` mean all.
+
+    The range is cut into about ``splits`` parts, or into more of at most about ``split_bytes``.
+    """
+
+    subjects: tuple[str, ...] = ()
+    from_seq: int | None = None
+    to_seq: int | None = None
+    start_time: str | None = None
+    end_time: str | None = None
+    splits: int = DEFAULT_SPLITS
+    split_bytes: int | None = DEFAULT_SPLIT_BYTES
+    columns: tuple[str, ...] | None = None
+    fail_on_data_loss: bool = True
+    consistency: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions(ServerOptions):
+    """Checked options of a write.
+
+    ``subject`` is that of all messages, and ``source_stream`` the stream from which ``shard`` and
+    ``seq`` of all rows are; None if the rows say it themselves.
+    """
+
+    subject: str | None = None
+    source_stream: str | None = None
+
+
 def parse_options(given: Mapping[str, str]) -> ReplayOptions:
     """Check the user's ``.option(...)`` values; the case of names does not matter.
 
     Raises OptionError for an unknown name, a bad value, or two options that exclude each other.
     """
-    options = _by_canonical_name(given)
-    for left, right in _EXCLUSIVE:
-        if left in options and right in options:
-            raise OptionError(f"options {left} and {right} cannot be used together")
-    if "stream" not in options:
-        raise OptionError('option stream is missing: .option("stream", "NAME")')
-
-    def read(name: str, convert: Callable[[str], _T]) -> _T | None:
-        try:
-            return convert(options[name]) if name in options else None
-        except ValueError as error:
-            raise OptionError(f"option {name}: {error}") from None
-
+    options = _by_canonical_name(given, NAMES)
+    read = _Given(options).read
     parsed = ReplayOptions(
         url=read("url", parse_url) or DEFAULT_URL,
         stream=read("stream", _stream) or "",
@@ -140,15 +161,51 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
     return parsed
 
 
-def _by_canonical_name(given: Mapping[str, str]) -> dict[str, str]:
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Check the user's ``.option(...)`` values of a write; otherwise as :func:`parse_options`."""
+    given = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
+    read = _Given(_by_canonical_name(given, WRITE_NAMES)).read
+    return WriteOptions(
+        url=read("url", parse_url) or DEFAULT_URL,
+        stream=read("stream", _stream) or "",
+        subject=read("subject", _subject),
+        source_stream=read("sourceStream", _stream),
+        retries=_or(read("publishRetries", _retries), DEFAULT_PUBLISH_RETRIES),
+        timeout_s=_or(read("requestTimeoutMs", _timeout_ms), DEFAULT_TIMEOUT_MS) / 1_000,
+        token=read("token", _token),
+        token_file=read("tokenFile", _not_empty),
+    )
+
+
+class _Given:
+    """The given options, by their canonical names."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def read(self, name: str, convert: Callable[[str], _T]) -> _T | None:
+        """The value of an option; None if it is not given."""
+        try:
+            return convert(self._options[name]) if name in self._options else None
+        except ValueError as error:
+            raise OptionError(f"option {name}: {error}") from None
+
+
+def _by_canonical_name(given: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    known = {name.lower(): name for name in names}
     options = {}
     for name, value in given.items():
-        canonical = _CANONICAL.get(name.lower())
+        canonical = known.get(name.lower())
         if canonical is None:
-            near = difflib.get_close_matches(name.lower(), _CANONICAL, n=1)
-            hint = f"did you mean {_CANONICAL[near[0]]}?" if near else f"known: {', '.join(NAMES)}"
+            near = difflib.get_close_matches(name.lower(), known, n=1)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known: {', '.join(names)}"
             raise OptionError(f"unknown option {name}; {hint}")
         options[canonical] = value
+    for left, right in _EXCLUSIVE:
+        if left in options and right in options:
+            raise OptionError(f"options {left} and {right} cannot be used together")
+    if "stream" not in options:
+        raise OptionError('option stream is missing: .option("stream", "NAME")')
     return options
 
 
@@ -189,6 +246,12 @@ def parse_url(text: str) -> str:
 
 def _stream(text: str) -> str:
     if problem := name_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def _subject(text: str) -> str:
+    if problem := subject_problem(text):
         raise ValueError(problem)
     return text
 

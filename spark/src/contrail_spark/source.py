@@ -1,14 +1,16 @@
-"""``spark.read.format("contrail")``: a fixed range of a stream as a DataFrame."""
+"""``format("contrail")``: a fixed range of a stream as a DataFrame, and a DataFrame as messages."""
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.client import ReplayClient
-from contrail_spark.errors import message_first
-from contrail_spark.options import parse_options
+from contrail_spark.errors import OptionError, message_first
+from contrail_spark.layout import Layout, parse_layout
+from contrail_spark.options import WriteOptions, parse_options, parse_write_options
 from contrail_spark.plan import ReplayPlan
 from contrail_spark.schema import checked_projection, spark_schema
+from contrail_spark.writer import ContrailBatchWriter, ContrailStreamWriter
 
 
 class ContrailDataSource(DataSource):
@@ -18,11 +20,7 @@ class ContrailDataSource(DataSource):
     reads the same messages. Call ``load()`` again for newer ones.
     """
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        with message_first():
-            self._parsed = parse_options(options)
-        self._plan: ReplayPlan | None = None
+    _plan: ReplayPlan | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -35,14 +33,35 @@ class ContrailDataSource(DataSource):
         Spark pickles this object afterwards, so every later call has the same plan.
         """
         with message_first():
-            schema = spark_schema(self._parsed.columns)
-            self._plan = ReplayClient(self._parsed).plan()
+            options = parse_options(self.options)
+            schema = spark_schema(options.columns)
+            self._plan = ReplayClient(options).plan()
             return schema
 
     def reader(self, schema: StructType) -> ContrailBatchReader:
         """A reader of the splits. If the user gives ``.schema(...)``, Spark skips ``schema``."""
         with message_first():
-            projection = checked_projection(schema, self._parsed.columns)
+            options = parse_options(self.options)
+            projection = checked_projection(schema, options.columns)
             if self._plan is None:
-                self._plan = ReplayClient(self._parsed).plan()
-            return ContrailBatchReader(self._parsed, self._plan, projection)
+                self._plan = ReplayClient(options).plan()
+            return ContrailBatchReader(options, self._plan, projection)
+
+    def writer(self, schema: StructType, overwrite: bool) -> ContrailBatchWriter:
+        """A writer that publishes the rows of a frame."""
+        with message_first():
+            return ContrailBatchWriter(*self._write_plan(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ContrailStreamWriter:  # noqa: N802 Spark's name
+        """A writer that publishes the rows of each micro-batch."""
+        with message_first():
+            return ContrailStreamWriter(*self._write_plan(schema, overwrite))
+
+    def _write_plan(self, schema: StructType, overwrite: bool) -> tuple[WriteOptions, Layout]:
+        if overwrite:
+            raise OptionError(
+                "messages cannot be overwritten: use mode append, or output mode append for a "
+                "streaming query, and purge the stream if it is to be empty"
+            )
+        options = parse_write_options(self.options)
+        return options, parse_layout(schema, options)

@@ -21,15 +21,17 @@ from contrail_spark.errors import (
     StreamChangedError,
     UnavailableError,
 )
-from contrail_spark.options import ReplayOptions
+from contrail_spark.options import ServerOptions
 from contrail_spark.plan import Query
 
 PROBLEM_BYTES_MAX: Final = 64 << 10
+ANSWER_BYTES_MAX: Final = 64 << 20
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 RETRY_AFTER_MAX_S: Final = 60.0
 
-OK: Final = 200
+ACCEPTED: Final = frozenset({200, 201, 207})
+"""207: some messages of a batch were refused."""
 CONFLICT: Final = 409
 RETRYABLE: Final = frozenset({429, 502, 503, 504})
 
@@ -71,9 +73,9 @@ class Retries:
 
 @contextmanager
 def opened(
-    options: ReplayOptions, path: str, query: Query, accept: str, what: str
+    options: ServerOptions, path: str, query: Query, accept: str, what: str
 ) -> Iterator[http.client.HTTPResponse]:
-    """Send a GET request on a connection of its own; the context has the answer, of status 200.
+    """Send a GET request on a connection of its own; the context has the answer.
 
     ``what`` begins the messages of errors. Failures of the network, in the context too, become
     InterruptionError. Raises OptionError, ServerRefusedError and ProtocolError as `ReplayClient`.
@@ -87,7 +89,46 @@ def opened(
         connection.close()
 
 
-def _connection(options: ReplayOptions) -> http.client.HTTPConnection:
+class KeptConnection:
+    """Sends requests one after another over one connection, which it opens when it has none."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._options = options
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, target: str, body: bytes, kind: str, what: str) -> bytes:
+        """Send ``body``, and return the body of the answer; both have the media type ``kind``.
+
+        Raises InterruptionError for failures of the network too, and otherwise as :func:`opened`.
+        """
+        connection = self._connection or _connection(self._options)
+        # After a failure it may be in the midst of an answer.
+        self._connection = None
+        headers = {**_headers(self._options, kind), "Content-Type": kind}
+        try:
+            connection.request("POST", target, body, headers)
+            response = _accepted(connection.getresponse(), kind, what)
+            answer = response.read(ANSWER_BYTES_MAX)
+            if not response.isclosed():
+                if len(answer) == ANSWER_BYTES_MAX:
+                    raise ProtocolError(f"{what}: the answer has {ANSWER_BYTES_MAX} bytes or more")
+                raise InterruptionError(f"{what}: the answer was cut off")
+            self._connection = connection
+            return answer
+        except (OSError, http.client.HTTPException) as error:
+            raise InterruptionError(f"{what} at {self._options.url}: {_reason(error)}") from error
+        finally:
+            if self._connection is None:
+                connection.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _connection(options: ServerOptions) -> http.client.HTTPConnection:
     parts = urlsplit(options.url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(str(parts.hostname), parts.port, timeout=options.timeout_s)
@@ -95,17 +136,26 @@ def _connection(options: ReplayOptions) -> http.client.HTTPConnection:
 
 def _answer(
     connection: http.client.HTTPConnection,
-    options: ReplayOptions,
+    options: ServerOptions,
     target: str,
     accept: str,
     what: str,
 ) -> http.client.HTTPResponse:
+    connection.request("GET", target, headers=_headers(options, accept))
+    return _accepted(connection.getresponse(), accept, what)
+
+
+def _headers(options: ServerOptions, accept: str) -> dict[str, str]:
     headers = {"Accept": accept, "User-Agent": "contrail-spark"}
     if token := options.bearer():
         headers["Authorization"] = f"Bearer {token}"
-    connection.request("GET", target, headers=headers)
-    response = connection.getresponse()
-    if response.status != OK:
+    return headers
+
+
+def _accepted(
+    response: http.client.HTTPResponse, accept: str, what: str
+) -> http.client.HTTPResponse:
+    if response.status not in ACCEPTED:
         _raise_refusal(response, what)
     kind = response.headers.get_content_type()
     if kind != accept:
