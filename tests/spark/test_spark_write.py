@@ -1,5 +1,6 @@
 """``df.write`` and ``df.writeStream`` end to end in a JVM, against a real server."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +9,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from contrail_client import Contrail, Message
+from tests.checks.repository import ROOT
 from tests.spark.stored import message_ids, stored, texts
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
 
 ROWS = 3_000
+PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,19 @@ def test_mistake_is_named(
     assert texts(running.url, "S") == []
 
 
+def test_example_of_the_manual_writes_both_ways(
+    spark: SparkSession, running: ServerProcess, client: Contrail, tmp_path: Path
+) -> None:
+    client.ensure_stream("ALERTS", {"subjects": ["alerts.*"]})
+    [example] = re.findall(r"```python\n(alerts = .*?)```", PAGE, re.DOTALL)
+    (tmp_path / "delays").mkdir()
+    (tmp_path / "delays" / "1.txt").write_text("JFK\nEWR")
+    program = example.replace("http://127.0.0.1:7420", running.url)
+    exec(program.replace("/data", str(tmp_path)), {"spark": spark})
+    assert sorted(texts(running.url, "ALERTS")) == ["closed", "delayed", "delayed"]
+    client.delete_stream("ALERTS")
+
+
 class Query:
     """A streaming query from files of lines to stream S, which ends when it has read all."""
 
@@ -148,7 +164,7 @@ class Query:
         """Read each new file in a batch of its own."""
         frame = self._spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._lines))
         frame = frame.selectExpr("'s.a' as subject", "value as data")
-        if mode == "complete":
+        if mode != "append":
             frame = frame.groupBy("subject").agg({"data": "max"}).toDF("subject", "data")
         query = (
             frame.writeStream.format("contrail")
@@ -188,12 +204,16 @@ def test_repeated_batch_stores_nothing_twice(
     assert [name.split(":")[1:] for name in names] == [["2", "0"]]
 
 
-def test_complete_mode_of_a_query_is_refused(
-    query: Query, running: ServerProcess, client: Contrail
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [("complete", "messages cannot be overwritten"), ("update", "does not support Update mode")],
+)
+def test_other_modes_of_a_query_are_refused(
+    query: Query, running: ServerProcess, client: Contrail, mode: str, sentence: str
 ) -> None:
     query.add("1")
-    with pytest.raises(PySparkException, match="messages cannot be overwritten"):
-        query.run("complete")
+    with pytest.raises(PySparkException, match=sentence):
+        query.run(mode)
     assert texts(running.url, "S") == []
 
 
