@@ -12,6 +12,7 @@ from tests.bench import (
     cases_read,
     cases_removal,
     cases_socket,
+    cases_spark,
     cases_split,
     cases_start,
     limits,
@@ -280,6 +281,14 @@ _READING: Final = (
         "rows/s",
         cases_read.SparkCount("seq"),
         beside=(Beside("spark", 1, "all columns"),),
+    ),
+    Case(
+        "spark-write",
+        "Spark df.write, with ids",
+        "rows/s",
+        cases_spark.spark_write,
+        aim=150_000,
+        beside=(Beside("columns-ids", 1, "batches of 1,000 with ids over 4 connections"),),
     ),
     Case(
         "pull-1",
