@@ -1,5 +1,7 @@
 """Numbered batches: each message is stored once, however late and in which parts it is repeated."""
 
+import string
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from contrail_common import errors
 from contrail_common.model import Numbered, StreamConfig
 from contrail_common.timeunits import INT64_MAX
+from contrail_storage.core import commands as cmd
+from contrail_storage.core import dedupe, producers
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core import producers
 from contrail_storage.core.archive.format import ArchiveError
 from contrail_storage.core.commands import NumberedAppend
 from contrail_storage.core.producers import PRODUCERS_MAX, Producers
@@ -70,7 +73,7 @@ class Naive:
         self.stored: list[tuple[int, str]] = []
         """The second in which the message of each sequence was stored, and its id."""
         self.last: dict[str, tuple[int, int]] = {}
-        """By producer: the number of its last batch, and the sequence before it."""
+        """By producer: the number of its last batch, and the last id that had expired before it."""
 
     def put(self, second: int, ids: str, producer: str = "", number: int = 0) -> list[Outcome]:
         from_seq = len(self.stored)
@@ -78,9 +81,9 @@ class Naive:
             last, begun = self.last.get(producer, (0, 0))
             if number < last:
                 return [("duplicate", 0)] * len(ids)
-            if number > last:
-                self.last[producer] = number, len(self.stored)
-            from_seq = begun if number == last else len(self.stored)
+            expired = sum(second - then >= 1 for then, _ in self.stored)
+            from_seq = begun if number == last else expired
+            self.last[producer] = number, from_seq
         found: list[Outcome] = []
         for text in ids:
             known = [
@@ -155,9 +158,10 @@ def test_more_ids_than_may_be_held_are_forgotten_and_the_batch_refused(
 ) -> None:
     monkeypatch.setattr(stream_machine, "HELD_IDS_MAX", 3)
     rig = rig_of()
+    monkeypatch.setattr(dedupe, "_HELD_TOGETHER", 1)
     put(rig, "p", 1, "ab")
-    put(rig, "q", 1, "c")
-    assert put(rig, "p", 1, "a", second=5) == [("duplicate", 1)]  # three are held
+    put(rig, "q", 1, "c", second=5)
+    assert put(rig, "p", 1, "a", second=5) == [("duplicate", 1)]
     put(rig, "q", 1, "d", second=5)
     for _ in range(2):
         assert put(rig, "p", 1, "az", second=10) == [FORGOTTEN] * 2
@@ -165,6 +169,44 @@ def test_more_ids_than_may_be_held_are_forgotten_and_the_batch_refused(
         rig.restart()
     assert put(rig, "p", 2, "a", second=10) == [("stored", 5)]
     assert producers.HELD_IDS_MAX == 1 << 20
+
+
+def test_duplicate_of_what_was_stored_before_the_batch_stays_one() -> None:
+    rig = rig_of()
+    publish(rig, "a")
+    assert put(rig, "p", 1, "ab") == [("duplicate", 1), ("stored", 2)]
+    assert put(rig, "p", 1, "ab", second=5) == [("duplicate", 1), ("duplicate", 2)]
+
+
+@pytest.mark.parametrize("together", [1, 4, 1_024])
+def test_held_ids_of_small_appends_share_rows(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "_HELD_TOGETHER", together)
+    rig, ids = rig_of(), string.ascii_letters
+    for second, text in enumerate(ids):
+        put(rig, "p", 1, text, second=2 * second)
+    late = 2 * len(ids)
+    everything = [("duplicate", seq) for seq in range(1, len(ids) + 1)]
+    for _ in range(2):
+        assert put(rig, "p", 1, ids, second=late) == everything
+        known = rig.machine.dedupe
+        assert (known.held_ids, len(known.held)) == (52, -(-52 // together))
+        rows = [key for key in rig.store.rows if key.startswith(keys.DEDUPE)]
+        # The last mark may become larger, so its rows are not joined yet.
+        assert len(rows) <= 52 // together + min(together, 52)
+        rig.restart()
+    put(rig, "p", 2, "0", second=late)
+    assert put(rig, "p", 2, "a", second=late) == [("stored", len(ids) + 2)]
+    assert len([key for key in rig.store.rows if key.startswith(keys.DEDUPE)]) == 2
+
+
+def test_accepted_loss_makes_batches_unknown() -> None:
+    rig = rig_of()
+    put(rig, "p", 1, "a")
+    rig.apply(0, cmd.AcceptLoss("another", "a lost disk", False, 0, []))
+    assert put(rig, "p", 1, "a") == [FORGOTTEN]
+    assert put(rig, "p", 2, "a") == [("duplicate", 1)]
 
 
 def test_sealed_stream_begins_no_batch() -> None:

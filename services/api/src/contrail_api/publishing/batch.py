@@ -140,7 +140,7 @@ BATCH: Final = Operation(
     "`allow_atomic`.\n\nWith `producer` and `number` no message is stored twice, however late the "
     "batch is repeated. Each message needs an id. Those of a number below the producer's last one "
     "are duplicates, whose `seq` is 0; those of the last number are duplicates if their ids were "
-    "stored since it was first used.\n\nThe Content-Type selects one of two other body formats. "
+    "known when it was first used, or stored since.\n\nThe Content-Type selects one of two other body formats. "
     "`application/x-ndjson` has one message per line and is read as a stream. With "
     "`Accept: application/x-ndjson` the results are streamed back line by line; the "
     "status is 200 if the first results are sent before the last are known. "

@@ -50,6 +50,8 @@ Then come the first sequence (i64), the first 64 bits of each id, and its last 3
 bytes.
 """
 _I64: Final = struct.Struct("<q")
+_HELD_TOGETHER: Final = 1_024
+"""Held ids that share a mark and a row, if their appends were smaller."""
 
 U64Array = NDArray[np.uint64]
 Number = TypeVar("Number", bound=np.generic)
@@ -257,12 +259,16 @@ def _runs_of(row: bytes) -> Iterator[tuple[int, bytes, I64Array]]:
 
 
 class _Mark(NamedTuple):
-    """The ids of one append: elapsed time, count and last sequence, and the row (``entry``)."""
+    """The ids of one append: elapsed time, count and last sequence, and the row (``entry``).
+
+    A held mark may be that of several appends, with rows from ``first_entry`` on.
+    """
 
     time_ns: int
     ids: int
     last_seq: int
     entry: int
+    first_entry: int
 
 
 class DedupeWindow:
@@ -295,50 +301,85 @@ class DedupeWindow:
         Those of messages from the sequence ``held_from`` on are held, the others forgotten.
         """
         marks, held = self.marks, self.held
+        gone: list[_Mark] = []
         while marks and marks[0].time_ns <= now_ns - window_ns:
-            self._expire_first()
-        if held and held[0].last_seq < held_from:
-            self._forget(held_from, writes)
-
-    def _expire_first(self) -> None:
-        """Hold the ids of the first mark."""
-        gone = self.marks.popleft()
-        self.held.append(gone)
-        self._live -= gone.ids
-        self.held_ids += gone.ids
-        self._floor_seq = gone.last_seq + 1
+            mark = self._expire_first()
+            if held or mark.last_seq >= held_from:
+                self._hold(mark, writes)
+            else:
+                gone.append(mark)
+        while held and held[0].last_seq < held_from:
+            gone.append(self._release_first())
+        if gone:
+            self._forget(gone, writes)
 
     def forget_held(self, most: int, writes: Writes) -> int:
         """Hold at most ``most`` ids; return the first sequence whose message's id is known."""
-        left = self.held_ids
-        seq = self._held_seq
-        for mark in self.held:
-            if left <= most:
-                break
-            left -= mark.ids
-            seq = mark.last_seq + 1
-        self._forget(seq, writes)
-        return seq
-
-    def _forget(self, before_seq: int, writes: Writes) -> None:
-        """Forget the held ids of messages below a sequence."""
-        held = self.held
         gone: list[_Mark] = []
-        while held and held[0].last_seq < before_seq:
-            gone.append(held.popleft())
-        if not gone:
-            return
-        self.held_ids -= sum([mark.ids for mark in gone])
+        while self.held_ids > most:
+            gone.append(self._release_first())
+        if gone:
+            self._forget(gone, writes)
+        return self._held_seq
+
+    @property
+    def first_live_seq(self) -> int | None:
+        """The first message whose id has not expired; None if there is none."""
+        at = len(self) - self._live
+        return next((int(seqs[0]) for _, seqs in self._between(at, at + 1)), None)
+
+    def _expire_first(self) -> _Mark:
+        mark = self.marks.popleft()
+        self._live -= mark.ids
+        self._floor_seq = mark.last_seq + 1
+        return mark
+
+    def _hold(self, mark: _Mark, writes: Writes | None) -> None:
+        """Hold ids that have just expired; those of small appends share a mark and a row.
+
+        Held ids may be many, and a start reads all rows. Without ``writes``, the rows are joined
+        already.
+        """
+        held = self.held
+        last = held[-1] if held else None
+        if last is not None:
+            # A row with runs of its own, as a restore writes it, is never divided.
+            if last.ids + mark.ids <= _HELD_TOGETHER or last.entry == mark.entry:
+                held.pop()
+                mark = mark._replace(ids=last.ids + mark.ids, first_entry=last.first_entry)
+                self.held_ids -= last.ids
+            elif last.first_entry < last.entry and writes is not None:
+                held[-1] = self._join_rows(last, len(self) - self._live - mark.ids, writes)
+        held.append(mark)
+        self.held_ids += mark.ids
+
+    def _join_rows(self, mark: _Mark, end: int, writes: Writes) -> _Mark:
+        """Write the ids of a mark, which end at a position, as one row instead of several."""
+        parts = list(self._between(end - mark.ids, end))
+        hashes = IdHashes.of(b"".join([ids for ids, _ in parts]))
+        row = _run(mark.time_ns, hashes, np.concatenate([seqs for _, seqs in parts]))
+        key = keys.large_key(keys.DEDUPE, self.shard_id, mark.entry)
+        writes.delete_range(keys.large_key(keys.DEDUPE, self.shard_id, mark.first_entry), key)
+        writes.put(key, row)
+        return mark._replace(first_entry=mark.entry)
+
+    def _release_first(self) -> _Mark:
+        mark = self.held.popleft()
+        self.held_ids -= mark.ids
+        return mark
+
+    def _forget(self, gone: list[_Mark], writes: Writes) -> None:
+        """Forget ids that are no longer held."""
         self._held_seq = gone[-1].last_seq + 1
         # A segment at a time: removing single ids would mean rebuilding chains.
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._held_seq:
             del self._segments[0]
         # Restored runs share a row, which stays until the last of them is forgotten.
-        left = held or self.marks
+        left = self.held or self.marks
         last_index = gone[-1].entry
-        shared = bool(left) and left[0].entry == last_index
+        shared = bool(left) and left[0].first_entry == last_index
         writes.delete_range(
-            keys.large_key(keys.DEDUPE, self.shard_id, gone[0].entry),
+            keys.large_key(keys.DEDUPE, self.shard_id, gone[0].first_entry),
             keys.large_key(keys.DEDUPE, self.shard_id, last_index + (not shared)),
         )
 
@@ -367,7 +408,7 @@ class DedupeWindow:
         if marks and marks[-1].entry == index:
             row = self._open_row + row
         self._open_row = row
-        marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
+        marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index, index))
         step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, index), row)
 
     def _remember(self, hashes: IdHashes, seqs: I64Array) -> None:
@@ -403,11 +444,11 @@ class DedupeWindow:
             for time_ns, ids, seqs in _runs_of(row):
                 self._take_up(time_ns, ids, seqs, keys.last_number(key, 8))
         while self.marks and self.marks[0].last_seq < live_seq:
-            self._expire_first()
+            self._hold(self._expire_first(), None)
 
     def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
         self._remember(IdHashes.of(ids), seqs)
-        self.marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index))
+        self.marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index, index))
 
     # Archives ------------------------------------------------------------------------------------
 

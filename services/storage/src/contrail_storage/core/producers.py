@@ -2,8 +2,8 @@
 
 A producer publishes the messages of a batch, each with an id, in as many requests as it likes, and
 gives all of them the number of the batch. Numbers go up. A message of an earlier batch is a
-duplicate. One of the last batch is a duplicate if its id is known: the ids of all messages that
-were stored since that batch began are held, also beyond the duplicate window.
+duplicate. One of the last batch is a duplicate if its id is known: the ids that were in the
+duplicate window when that batch began, and all since, are held beyond the window.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ class Producer(msgspec.Struct, array_like=True):
     number: int
     """Of its last batch."""
     first_seq: int
-    """The ids of messages from this sequence on are known; 0: some of them are forgotten."""
+    """The ids of messages from this sequence on are held; 0: some of them are forgotten."""
     use: int
     """Counts the batches of all producers of the shard."""
     row: int
@@ -89,7 +89,7 @@ class Producers:
 
     def forget_below(self, seq: int, writes: Writes) -> None:
         """Note that the ids of messages below ``seq`` are forgotten."""
-        while self.held_from < seq:
+        while self._holding and self.held_from < seq:
             _, producer = self._holding.popitem(last=False)
             producer.first_seq = 0
             self._write(producer, writes)

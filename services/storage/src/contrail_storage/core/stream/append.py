@@ -72,7 +72,9 @@ def append_numbered(state: ShardState, step: Step, command: NumberedAppend) -> R
     if state.config.sealed or not command.is_sound():
         return append(state, step, command)
     if known is None or known.number < number:
-        producers.begin(name, number, state.counters.last_seq + 1, step.writes)
+        # Also ids that are live now: what is a duplicate once stays one for the whole batch.
+        first_seq = state.dedupe.first_live_seq or state.counters.last_seq + 1
+        producers.begin(name, number, first_seq, step.writes)
     elif known.number > number:
         if command.atomic:
             # As for a repeat of the last number: there is no range of sequences to answer with.

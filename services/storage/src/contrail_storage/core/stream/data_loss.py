@@ -11,6 +11,7 @@ import numpy as np
 
 from contrail_common.model import DataLoss
 from contrail_common.texts import I64Array, Mask
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.commands import RANGES_MAX
@@ -49,6 +50,8 @@ def accept_loss(state: ShardState, step: Step, command: cmd.AcceptLoss) -> Resul
         times=1 if state.loss is None else state.loss.times + 1,
     )
     state.write_loss(step.writes)
+    # Rows of ids may be lost: what is stored of a batch is not known any more.
+    state.producers.forget_below(INT64_MAX, step.writes)
     step.writes.delete(keys.shard_key(keys.STOPPED, state.shard_id))
     return Done()
 
