@@ -33,7 +33,7 @@ def table(answer: httpx.Response) -> pa.Table:
 def test_plan_covers_the_stream_without_gaps(stream: Stream) -> None:
     stream.fill(1000)
     plan = stream.client.get(f"{stream.path}/replay/plan?splits=4").json()
-    assert plan.keys() == {"stream", "incarnation", "splits"}
+    assert plan.keys() == {"stream", "incarnation", "splits", "shards"}
     assert plan["stream"] == stream.name
     splits = plan["splits"]
     assert splits[0]["from_seq"] == 1
@@ -71,6 +71,19 @@ def test_a_large_range_has_more_splits_than_asked_for(stream: Stream) -> None:
 
 def test_plan_of_an_empty_stream_has_no_splits(stream: Stream) -> None:
     assert stream.client.get(f"{stream.path}/replay/plan").json()["splits"] == []
+
+
+def test_plan_has_the_bounds_of_the_stream_whatever_the_range(stream: Stream) -> None:
+    def bounds(query: str) -> Any:
+        return stream.client.get(f"{stream.path}/replay/plan?{query}").json()["shards"]
+
+    assert bounds("") == [{"shard": 0, "first_seq": 1, "last_seq": 0}]
+    stream.fill(20)
+    stream.client.post(f"{stream.path}/purge", json={"up_to_seq": 6})
+    for query in ("", "from_seq=9&to_seq=11", "from_seq=21", "end_time=1970-01-02T00:00:00Z"):
+        assert bounds(query) == [{"shard": 0, "first_seq": 6, "last_seq": 20}]
+    stream.client.post(f"{stream.path}/purge")
+    assert bounds("") == [{"shard": 0, "first_seq": 21, "last_seq": 20}]
 
 
 @each(

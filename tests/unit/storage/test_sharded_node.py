@@ -395,6 +395,7 @@ def test_replay_plan_covers_every_shard_and_stays_as_it_was(tmp_path: Path) -> N
         wanted = {shard_of(subject, SHARDS, (2,)) for subject in ("a.2", "a.3")}
         assert len(wanted) > 1
         assert {split.shard for split in two.splits} == wanted
+        assert {bounds.shard for bounds in two.shards} == wanted
 
     play(tmp_path, scene)
 

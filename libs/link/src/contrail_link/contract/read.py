@@ -151,12 +151,24 @@ class ReplayPlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     split_bytes: int = 0
 
 
+class ShardBounds(msgspec.Struct, frozen=True):
+    """The oldest and newest sequence of a shard; without messages, first is last plus one."""
+
+    shard: int
+    first_seq: int
+    last_seq: int
+
+
 class PinnedReplay(msgspec.Struct, frozen=True):
-    """The pinned splits; ``incarnation`` detects a stream that was created again."""
+    """The pinned splits; ``incarnation`` detects a stream that was created again.
+
+    ``shards`` are those that the splits may be in, whatever range was asked for.
+    """
 
     stream: str
     incarnation: str
     splits: list[ReplaySplit]
+    shards: list[ShardBounds] = []
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):

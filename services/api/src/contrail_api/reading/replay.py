@@ -148,6 +148,17 @@ class SplitJson(msgspec.Struct):
     """Estimated size in bytes."""
 
 
+class ShardBoundsJson(msgspec.Struct):
+    """The messages that a shard has, whatever range the plan is for."""
+
+    shard: int
+    """Number of the shard."""
+    first_seq: int
+    """Sequence of the oldest message. Without messages, it is above `last_seq`."""
+    last_seq: int
+    """Sequence of the newest message."""
+
+
 class PlanJson(msgspec.Struct):
     """The splits of a pinned range, valid for one incarnation of the stream."""
 
@@ -157,6 +168,8 @@ class PlanJson(msgspec.Struct):
     """Incarnation of the stream for which the plan is valid."""
     splits: list[SplitJson]
     """The splits, in order."""
+    shards: list[ShardBoundsJson]
+    """The shards that can have messages of the range, also those without splits."""
 
 
 _REPLAY: Final = "replay"
@@ -189,6 +202,7 @@ PLAN: Final = Operation(
                                 "bytes": 5120,
                             }
                         ],
+                        "shards": [{"shard": 0, "first_seq": 1, "last_seq": 42}],
                     },
                 )
             },
@@ -266,7 +280,9 @@ class Replays:
             SplitJson(one.shard, one.from_seq, one.to_seq, one.messages, one.bytes)
             for one in plan.splits
         ]
-        return json_response(200, PlanJson(plan.stream, plan.incarnation, splits), position)
+        shards = [ShardBoundsJson(one.shard, one.first_seq, one.last_seq) for one in plan.shards]
+        found = PlanJson(plan.stream, plan.incarnation, splits, shards)
+        return json_response(200, found, position)
 
     async def replay(self, request: Request) -> Answer:
         """Return all messages of a range, both ends included."""

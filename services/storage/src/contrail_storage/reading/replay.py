@@ -27,6 +27,7 @@ from contrail_link.contract.read import (
     ReplayPlanRequest,
     ReplayRequest,
     ReplaySplit,
+    ShardBounds,
 )
 from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup
 from contrail_storage.reading import arrow_encoding as arrow
@@ -67,14 +68,15 @@ class Replayer:
         """Pin the range, and split it at block borders into parts of about equal size."""
         machine = shard.machine
         assert machine.record is not None
-        low = max(request.from_seq, machine.counters.first_seq)
+        bounds = bounds_of(shard)
+        low = max(request.from_seq, bounds.first_seq)
         high = min(request.to_seq or shard.applied_seq, shard.applied_seq)
         if request.start_time_ns:
             low = max(low, await self._reader.seq_of_time(shard, request.start_time_ns))
         if request.end_time_ns:
             high = min(high, await self._reader.seq_of_time(shard, request.end_time_ns) - 1)
         splits = self._cut(shard, low, high, request, splits_max) if low <= high else []
-        return PinnedReplay(shard.name, machine.record.incarnation, splits)
+        return PinnedReplay(shard.name, machine.record.incarnation, splits, [bounds])
 
     def _cut(
         self, shard: Shard, low: int, high: int, request: ReplayPlanRequest, splits_max: int
@@ -89,6 +91,9 @@ class Replayer:
         parts = max(1, min(parts, splits_max, last - first + 1))
         splits: list[ReplaySplit] = []
         start, size = low, 0
+        # Readers that follow a stream ask for one split again and again, only to see its end.
+        if parts == 1:
+            first, size = last, directory.totals(first, last)[1]
         for position in range(first, last + 1):
             span = directory.span(position)
             size += span.bytes
@@ -295,6 +300,12 @@ class Replayer:
         work: Callable[[*_Given], _Answer], *given: *_Given
     ) -> "asyncio.Future[_Answer]":
         return asyncio.get_running_loop().run_in_executor(None, work, *given)
+
+
+def bounds_of(shard: Shard) -> ShardBounds:
+    """The oldest and newest sequence that can be read from ``shard`` now."""
+    machine = shard.machine
+    return ShardBounds(machine.shard, machine.counters.first_seq, shard.applied_seq)
 
 
 async def _settled(futures: "Iterable[asyncio.Future[Any]]") -> None:

@@ -40,7 +40,7 @@ from contrail_storage.reading.page_tokens import (
     encode_token,
 )
 from contrail_storage.reading.reader import Reader
-from contrail_storage.reading.replay import SPLITS_MAX, Replayer
+from contrail_storage.reading.replay import SPLITS_MAX, Replayer, bounds_of
 from contrail_storage.replica.shard import Shard, woken
 from contrail_storage.streams.sharded_state import (
     bad_cursor,
@@ -214,7 +214,10 @@ class ShardedReader:
         filters = request.subject.split() or [""]
         numbers = {one.machine.shard for each in filters for one in concerned(shards, each)}
         found = [shard for shard in shards if shard.machine.shard in numbers]
-        pinned = [(shard, shard.applied_seq) for shard in found if shard.applied_seq]
+        bounds = [bounds_of(shard) for shard in found]
+        pinned = [
+            (shard, its.last_seq) for shard, its in zip(found, bounds, strict=True) if its.last_seq
+        ]
         total = sum(shard.machine.counters.messages for shard, _ in pinned)
         splits: list[ReplaySplit] = []
         for shard, to_seq in pinned:
@@ -222,7 +225,7 @@ class ShardedReader:
             asked = msgspec.structs.replace(request, to_seq=to_seq, splits=max(part, 1))
             most = max(SPLITS_MAX // len(pinned), 1)
             splits += (await self._replayer.plan(shard, asked, most)).splits
-        return PinnedReplay(shards[0].name, incarnation_of(shards), splits)
+        return PinnedReplay(shards[0].name, incarnation_of(shards), splits, bounds)
 
 
 class _LastPosition(msgspec.Struct, array_like=True):
