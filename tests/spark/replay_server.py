@@ -147,7 +147,16 @@ class ReplayServer:
             if query.get("shard", str(shard)) == str(shard)
             for start in range(first, last + 1, step)
         ]
-        return {"stream": "FLIGHTS", "incarnation": self.incarnation, "splits": splits}
+        bounds = [
+            {"shard": shard, "first_seq": self.first_seq, "last_seq": self.rows_per_shard}
+            for shard in range(self.shards)
+        ]
+        return {
+            "stream": "FLIGHTS",
+            "incarnation": self.incarnation,
+            "splits": splits,
+            "shards": bounds,
+        }
 
     def batches(self, query: dict[str, str]) -> Iterator[pa.RecordBatch]:
         """The record batches of a replay request, only the columns asked for."""

@@ -96,6 +96,11 @@ def test_every_option_given_is_taken() -> None:
         ({"maxBytesPerPartition": "1.5m"}, "option maxBytesPerPartition: must be a size in bytes"),
         ({"maxBytesPerPartition": "9223372036854775808"}, "must be a size in bytes"),
         ({"maxBytesPerPartition": "8589934592g"}, "must be a size in bytes"),
+        ({"startingPosition": "0"}, "option startingPosition: must be earliest or latest"),
+        ({"maxMessagesPerTrigger": "0"}, "option maxMessagesPerTrigger: must be an integer from 1"),
+        ({"maxMessagesPerTrigger": "1", "maxOffsetsPerTrigger": "1"}, "cannot be used together"),
+        ({"startingPosition": "latest", "startingSequence": "1"}, "cannot be used together"),
+        ({"startingPosition": "latest", "startingTimestamp": "1"}, "cannot be used together"),
         ({"token": "a", "tokenFile": "b"}, "options token and tokenFile cannot be used together"),
     ],
 )

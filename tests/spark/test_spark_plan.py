@@ -6,6 +6,7 @@ from contrail_spark.errors import ProtocolError
 from contrail_spark.options import parse_options
 from contrail_spark.plan import (
     ReplayPlan,
+    ShardBounds,
     Split,
     kept_query,
     parse_plan,
@@ -19,11 +20,17 @@ from tests.support.each import each
 
 SPLIT = {"shard": 0, "from_seq": 1, "to_seq": 50, "messages": 48, "bytes": 9_600}
 DOCUMENT = {"stream": "FLIGHTS", "incarnation": "f3a", "splits": [SPLIT]}
+BOUNDS = {"shard": 0, "first_seq": 1, "last_seq": 50}
 PLAN = ReplayPlan("FLIGHTS", "f3a", (Split(0, 1, 50, 48, 9_600),))
 
 
 def test_a_plan_document_becomes_a_plan() -> None:
     assert parse_plan(DOCUMENT) == PLAN
+
+
+def test_a_plan_has_the_bounds_of_the_shards() -> None:
+    found = parse_plan({**DOCUMENT, "shards": [BOUNDS]})
+    assert found.shards == (ShardBounds(0, 1, 50),)
 
 
 def test_a_plan_of_an_empty_range_has_no_splits() -> None:
@@ -38,6 +45,8 @@ def test_a_plan_of_an_empty_range_has_no_splits() -> None:
         {},
         {**DOCUMENT, "splits": None},
         {**DOCUMENT, "splits": [None]},
+        {**DOCUMENT, "shards": None},
+        {**DOCUMENT, "shards": [{**BOUNDS, "last_seq": "50"}]},
         {**DOCUMENT, "splits": [{**SPLIT, "to_seq": "50"}]},
         {**DOCUMENT, "splits": [{**SPLIT, "shard": True}]},
         {**DOCUMENT, "splits": [{**SPLIT, "to_seq": 0}]},

@@ -45,12 +45,18 @@ class ContrailBatchReader(DataSourceReader):
         # Spark calls `read` once with None if there are no partitions.
         if not isinstance(partition, SplitPartition):
             return
-        freeze_modules()
-        client = ReplayClient(self._options)
-        schema = arrow_schema(self._schema)
         with message_first():
-            for batch in client.read(self._plan, partition.split, tuple(schema.names)):
-                yield conform(batch, schema)
+            yield from read_split(self._options, self._plan, partition.split, self._schema)
+
+
+def read_split(
+    options: ReplayOptions, plan: ReplayPlan, split: Split, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The record batches of one split as Spark takes them; raises as `ReplayClient.read`."""
+    freeze_modules()
+    wanted = arrow_schema(schema)
+    for batch in ReplayClient(options).read(plan, split, tuple(wanted.names)):
+        yield conform(batch, wanted)
 
 
 @functools.cache

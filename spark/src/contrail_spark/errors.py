@@ -41,6 +41,10 @@ class DataLossError(ServerRefusedError):
     """Messages of the fixed range are gone: retention removed them before the job read them."""
 
 
+class CheckpointError(ContrailSparkError):
+    """The checkpoint of a streaming query does not fit the stream, or no longer."""
+
+
 class UnavailableError(ContrailSparkError):
     """The server could not be reached, or did not answer in full, after all retries."""
 

@@ -46,6 +46,9 @@ NAMES: Final = (
     "requestTimeoutMs",
     "token",
     "tokenFile",
+    "startingPosition",
+    "maxMessagesPerTrigger",
+    "maxOffsetsPerTrigger",
 )
 WRITE_NAMES: Final = (
     "url",
@@ -59,8 +62,13 @@ WRITE_NAMES: Final = (
 )
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a streaming query, which Spark passes on to the data source."""
+BATCH_ONLY: Final = ("endingSequence", "endingTimestamp", "splits", "maxBytesPerPartition")
+STREAM_ONLY: Final = ("startingPosition", "maxMessagesPerTrigger", "maxOffsetsPerTrigger")
 _EXCLUSIVE: Final = (
     ("startingSequence", "startingTimestamp"),
+    ("startingPosition", "startingSequence"),
+    ("startingPosition", "startingTimestamp"),
+    ("maxMessagesPerTrigger", "maxOffsetsPerTrigger"),
     ("endingSequence", "endingTimestamp"),
     ("splits", "minPartitions"),
     ("splits", "maxBytesPerPartition"),
@@ -85,6 +93,8 @@ class ServerOptions:
     timeout_s: float = DEFAULT_TIMEOUT_MS / 1_000
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
+    starting_position: str | None = None
+    max_per_trigger: int | None = None
 
     def bearer(self) -> str | None:
         """The token to send. A token file is read each time, so a renewed token is picked up."""
@@ -156,6 +166,9 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
         timeout_s=_or(read("requestTimeoutMs", _timeout_ms), DEFAULT_TIMEOUT_MS) / 1_000,
         token=read("token", _token),
         token_file=read("tokenFile", _not_empty),
+        starting_position=read("startingPosition", _position),
+        max_per_trigger=read("maxMessagesPerTrigger", _sequence)
+        or read("maxOffsetsPerTrigger", _sequence),
     )
     _check_order(parsed)
     return parsed
@@ -189,6 +202,14 @@ class _Given:
             return convert(self._options[name]) if name in self._options else None
         except ValueError as error:
             raise OptionError(f"option {name}: {error}") from None
+
+
+def refuse(given: Mapping[str, str], names: tuple[str, ...], use: str) -> None:
+    """Raise OptionError if one of ``names`` was given, which has no meaning for ``use``."""
+    present = {name.lower() for name in given}
+    for name in names:
+        if name.lower() in present:
+            raise OptionError(f"option {name} has no meaning for {use}")
 
 
 def _by_canonical_name(given: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -327,6 +348,13 @@ def _consistency(text: str) -> str:
     value = text.strip().lower()
     if value not in ("leader", "any"):
         raise ValueError(f"must be leader or any, not {text!r}")
+    return value
+
+
+def _position(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("earliest", "latest"):
+        raise ValueError(f"must be earliest or latest, not {text!r}")
     return value
 
 

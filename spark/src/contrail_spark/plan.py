@@ -23,15 +23,26 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardBounds:
+    """The oldest and newest sequence of a shard; without messages, first is last plus one."""
+
+    shard: int
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayPlan:
     """A fixed range: every read of one DataFrame, and every retry, returns its messages.
 
-    ``incarnation`` detects a stream that was deleted and created again in between.
+    ``incarnation`` detects a stream that was deleted and created again in between. ``shards`` are
+    all that may have messages that match; servers before 0.3 leave them out.
     """
 
     stream: str
     incarnation: str
     splits: tuple[Split, ...]
+    shards: tuple[ShardBounds, ...] = ()
 
 
 def plan_path(options: ReplayOptions) -> str:
@@ -71,13 +82,14 @@ def parse_plan(document: object) -> ReplayPlan:
     """The plan in the server's JSON answer; ProtocolError if it is not valid."""
     try:
         fields = _object(document)
-        splits = fields["splits"]
-        if not isinstance(splits, list):
-            raise TypeError("splits is not a list")
+        splits, shards = fields["splits"], fields.get("shards", [])
+        if not (isinstance(splits, list) and isinstance(shards, list)):
+            raise TypeError("splits or shards are not a list")
         plan = ReplayPlan(
             stream=str(fields["stream"]),
             incarnation=str(fields["incarnation"]),
             splits=tuple(_parse_split(split) for split in splits),
+            shards=tuple(_parse_bounds(bounds) for bounds in shards),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the server's replay plan cannot be read: {error!r}") from error
@@ -97,6 +109,15 @@ def _parse_split(document: object) -> Split:
     if split.from_seq > split.to_seq:
         raise ValueError(f"the split {split.from_seq}..{split.to_seq} ends before it starts")
     return split
+
+
+def _parse_bounds(document: object) -> ShardBounds:
+    fields = _object(document)
+    return ShardBounds(
+        shard=_integer(fields["shard"]),
+        first_seq=_integer(fields["first_seq"]),
+        last_seq=_integer(fields["last_seq"]),
+    )
 
 
 def _object(document: object) -> dict[str, object]:

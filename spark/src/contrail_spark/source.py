@@ -1,4 +1,4 @@
-"""``format("contrail")``: a fixed range of a stream as a DataFrame, and a DataFrame as messages."""
+"""``format("contrail")``: a fixed range of a stream, the stream as it goes on, and writes to it."""
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -7,9 +7,17 @@ from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import OptionError, message_first
 from contrail_spark.layout import Layout, parse_layout
-from contrail_spark.options import WriteOptions, parse_options, parse_write_options
+from contrail_spark.options import (
+    BATCH_ONLY,
+    STREAM_ONLY,
+    WriteOptions,
+    parse_options,
+    parse_write_options,
+    refuse,
+)
 from contrail_spark.plan import ReplayPlan
 from contrail_spark.schema import checked_projection, spark_schema
+from contrail_spark.stream import ContrailStreamReader
 from contrail_spark.writer import ContrailBatchWriter, ContrailStreamWriter
 
 
@@ -42,17 +50,27 @@ class ContrailDataSource(DataSource):
         """A reader of the splits. If the user gives ``.schema(...)``, Spark skips ``schema``."""
         with message_first():
             options = parse_options(self.options)
+            refuse(self.options, STREAM_ONLY, "spark.read")
             projection = checked_projection(schema, options.columns)
             if self._plan is None:
                 self._plan = ReplayClient(options).plan()
             return ContrailBatchReader(options, self._plan, projection)
+
+    def streamReader(self, schema: StructType) -> ContrailStreamReader:
+        """A reader that follows the stream. Its range is in Spark's checkpoint, not in a plan."""
+        with message_first():
+            options = parse_options(self.options)
+            refuse(self.options, BATCH_ONLY, "spark.readStream")
+            projection = checked_projection(schema, options.columns)
+            partitions = options.splits if "minPartitions" in self.options else None
+            return ContrailStreamReader(options, projection, partitions)
 
     def writer(self, schema: StructType, overwrite: bool) -> ContrailBatchWriter:
         """A writer that publishes the rows of a frame."""
         with message_first():
             return ContrailBatchWriter(*self._write_plan(schema, overwrite))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> ContrailStreamWriter:  # noqa: N802 Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ContrailStreamWriter:
         """A writer that publishes the rows of each micro-batch."""
         with message_first():
             return ContrailStreamWriter(*self._write_plan(schema, overwrite))
