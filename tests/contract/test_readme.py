@@ -34,13 +34,13 @@ for number, text in enumerate(sys.argv[1:]):
 """
 """Runs programs in one interpreter, each with names of its own."""
 # Run by tests/spark, which starts Spark once.
-SPARK = "contrail_spark"
+SPARK = re.compile(r"contrail_spark|spark\.")
 
 
 def examples(page: Path) -> list[tuple[str, str]]:
     """The language and the text of each block of a page that is to be run."""
     found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [(language, text) for language, text in found if SPARK not in text]
+    return [(language, text) for language, text in found if not SPARK.search(text)]
 
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "libs/client/README.md", *sorted(ROOT.glob("docs/*.md"))]

@@ -14,7 +14,7 @@ from tests.checks.repository import ROOT
 from tests.spark.replay_server import ReplayServer
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-LOCAL, ELSEWHERE, _ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LOCAL, ELSEWHERE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 READ = LOCAL[LOCAL.index("flights = (") :]
 IDS = {"msg_id"}
 """The table of ids begins with a column."""
