@@ -13,7 +13,7 @@ from contrail_spark.errors import CheckpointError, OptionError, ProtocolError
 from contrail_spark.options import DEFAULT_SPLITS, SEQ_MAX, SPLITS_MAX, ReplayOptions
 from contrail_spark.plan import ReplayPlan, ShardBounds, Split
 
-PARTITION_SEQUENCES_MIN: Final = 1 << 14
+PARTITION_SEQUENCES_MIN: Final = 1 << 16
 """Fewer take less time to read than Spark takes to start a task."""
 PARTITION_SEQUENCES_MAX: Final = 1 << 20
 """More would have to be read again for too long after a failure."""
