@@ -291,6 +291,14 @@ _READING: Final = (
         beside=(Beside("columns-ids", 1, "batches of 1,000 with ids over 4 connections"),),
     ),
     Case(
+        "spark-stream",
+        "Spark readStream, all that there is in 4 batches",
+        "rows/s",
+        cases_read.spark_stream,
+        aim=500_000,
+        beside=(Beside("spark", 1, "in one job"),),
+    ),
+    Case(
         "pull-1",
         "pull 100, acks in the next pull, 1 connection",
         "msg/s",

@@ -167,6 +167,49 @@ def _counted(session: Any, source: Source, columns: str | None) -> Run:
     return replace(before.run(after, rows), client_us=None, other_cores=0.0)
 
 
+def spark_stream(bench: Bench) -> Measured | None:
+    """A query that reads the stream in four batches and drops the rows: rows a second of them."""
+    with fresh_server(bench) as server:
+        fill(bench, server, STREAM, _PREFIX)
+        source = Source(server.port, server.pid, bench.scale.messages)
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            runs = process.submit(_follow, source, bench.scale.runs).result()
+    return Measured(tuple(runs), note="local[2], 4 batches") if runs else None
+
+
+def _follow(source: Source, runs: int) -> list[Run]:
+    try:
+        session = local_session("bench", Profile.BENCH)
+    except JavaNotFoundError:
+        return []
+    try:
+        _followed(session, source)
+        return [_followed(session, source) for _ in range(runs)]
+    finally:
+        session.stop()
+
+
+def _followed(session: Any, source: Source) -> Run:
+    options = {"url": source.url, "stream": STREAM, "startingPosition": "earliest"}
+    options["maxMessagesPerTrigger"] = str(-(-source.messages // 4))
+    before = Usage.now(source.server_pid)
+    frame = session.readStream.format("contrail").options(**options).load()
+    # Without a folder of its own, the checkpoint is in one that Spark deletes after the query.
+    query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+    query.awaitTermination()
+    after = Usage.now(source.server_pid)
+    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    rows = sum(progress["numInputRows"] for progress in batches)
+    # The start of a query takes about a second, however much it reads.
+    batches_s = sum(progress["durationMs"]["triggerExecution"] for progress in batches) / 1_000
+    if rows != source.messages:
+        raise BenchError(f"Spark read {rows} of {source.messages} messages")
+    return Run(
+        value=rows / batches_s,
+        server_us=(after.server_s - before.server_s) / rows * 1e6,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Pull:
     """Pulls of 100 messages, each with the acknowledgements of the previous pull."""
