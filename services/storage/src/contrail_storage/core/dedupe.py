@@ -402,13 +402,12 @@ class DedupeWindow:
         All ids of an entry are written as one row.
         """
         marks, index, time_ns = self.marks, step.index, step.elapsed_ns
-        self._remember(hashes, seqs)
         row = _run(time_ns, hashes, seqs)
         # One row for each entry, so that a window of rows is deleted as one range.
         if marks and marks[-1].entry == index:
             row = self._open_row + row
         self._open_row = row
-        marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index, index))
+        self._take_up(time_ns, hashes, seqs, index)
         step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, index), row)
 
     def _remember(self, hashes: IdHashes, seqs: I64Array) -> None:
@@ -438,16 +437,16 @@ class DedupeWindow:
     def load(self, rows: Iterable[tuple[bytes, bytes]], live_seq: int = 0) -> None:
         """Load the window from its rows, given as (key, value) in key order.
 
-        The appends that end below ``live_seq`` have expired, in whichever window.
+        Those of appends that end below ``live_seq`` have expired, however long the window is.
         """
         for key, row in rows:
             for time_ns, ids, seqs in _runs_of(row):
-                self._take_up(time_ns, ids, seqs, keys.last_number(key, 8))
+                self._take_up(time_ns, IdHashes.of(ids), seqs, keys.last_number(key, 8))
         while self.marks and self.marks[0].last_seq < live_seq:
             self._hold(self._expire_first(), None)
 
-    def _take_up(self, time_ns: int, ids: bytes, seqs: I64Array, index: int) -> None:
-        self._remember(IdHashes.of(ids), seqs)
+    def _take_up(self, time_ns: int, hashes: IdHashes, seqs: I64Array, index: int) -> None:
+        self._remember(hashes, seqs)
         self.marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index, index))
 
     # Archives ------------------------------------------------------------------------------------
@@ -476,7 +475,8 @@ class DedupeWindow:
         for log_ns, ids, packed in runs:
             time_ns = log_ns - step.skipped_ns
             seqs = np.frombuffer(packed, np.int64)
-            self._take_up(time_ns, ids, seqs, step.index)
-            row.append(_run(time_ns, IdHashes.of(ids), seqs))
+            hashes = IdHashes.of(ids)
+            self._take_up(time_ns, hashes, seqs, step.index)
+            row.append(_run(time_ns, hashes, seqs))
         self._open_row = b"".join(row)
         step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), self._open_row)

@@ -73,8 +73,7 @@ def append_numbered(state: ShardState, step: Step, command: NumberedAppend) -> R
         return append(state, step, command)
     if known is None or known.number < number:
         # Also ids that are live now: what is a duplicate once stays one for the whole batch.
-        first_seq = state.dedupe.first_live_seq or state.counters.last_seq + 1
-        producers.begin(name, number, first_seq, step.writes)
+        producers.begin(name, number, state.live_ids_from, step.writes)
     elif known.number > number:
         if command.atomic:
             # As for a repeat of the last number: there is no range of sequences to answer with.

@@ -42,8 +42,7 @@ def configure(state: ShardState, step: Step, command: cmd.ConfigureStream) -> Re
         if config.retention == "interest" != record.config.retention:
             interest.recheck(state, 0, state.counters.last_seq + 1, step.writes)
         record.config = config
-        live = state.dedupe.marks
-        record.live_seq = live[0].last_seq if live else state.counters.last_seq + 1
+        record.live_seq = state.live_ids_from
         record.version = command.version or record.version + 1
         limits.recheck_subjects(state)
         if not record.shard:  # all shards apply this; only the first reports it

@@ -32,8 +32,8 @@ Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 class StreamRecord(msgspec.Struct, array_like=True):
     """The state that changes only with the configuration; ``shard`` is the shard, from 0.
 
-    The ids of appends that end below ``live_seq`` had expired at the last change: a longer window
-    does not bring back those that are held for producers.
+    The ids of messages below ``live_seq`` had expired at the last change: a longer window does not
+    bring back those that are held for producers.
     """
 
     config: StreamConfig
@@ -144,6 +144,11 @@ class ShardState:
         self.fresh_index = 0
 
     # Queries -------------------------------------------------------------------------------------
+
+    @property
+    def live_ids_from(self) -> int:
+        """The first sequence whose message id has not expired; the next one if there is none."""
+        return self.dedupe.first_live_seq or self.counters.last_seq + 1
 
     @property
     def exists(self) -> bool:
