@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from contrail_flights.dataset import Dataset, load_dataset
 from contrail_spark.session import JavaNotFoundError, local_session
 from tests.spark.replay_server import ReplayServer
+from tests.support.servers import ServerProcess
 
 
 @pytest.fixture
@@ -16,6 +17,13 @@ def server() -> Iterator[ReplayServer]:
     server = ReplayServer(rows_per_shard=100)
     yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A whole server."""
+    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

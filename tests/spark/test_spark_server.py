@@ -17,12 +17,6 @@ from tests.support.servers import ServerProcess
 MESSAGES = 3_000
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
 @pytest.fixture
 def client(running: ServerProcess) -> Iterator[Contrail]:
     """A server with stream S: subjects s.0.x to s.9.x in turn, every third with a header.

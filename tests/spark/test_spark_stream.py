@@ -18,12 +18,6 @@ SHARDS = 2
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
 @pytest.fixture
 def client(running: ServerProcess) -> Iterator[Contrail]:
     """A server with the stream S of two shards, which has 300 messages."""

@@ -23,12 +23,6 @@ SHARDS = 3
 ALL = ReadAllAvailable()
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
 @pytest.fixture
 def client(running: ServerProcess) -> Iterator[Contrail]:
     """A server with the empty stream S of one shard, and T of several."""

@@ -19,12 +19,6 @@ ROWS = 3_000
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
 @pytest.fixture
 def client(running: ServerProcess) -> Iterator[Contrail]:
     """A server with an empty stream S that forgets ids after 100 ms."""

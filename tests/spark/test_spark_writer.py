@@ -31,12 +31,6 @@ Run = Callable[..., Written]
 QUERY = "b3c0bbd9-93b7-4a0f-a8d4-a2c4b1b5a5b4"
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
 @pytest.fixture
 def client(running: ServerProcess) -> Iterator[Contrail]:
     """A server with an empty stream S."""
