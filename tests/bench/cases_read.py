@@ -1,20 +1,16 @@
-"""Reading: replay over HTTP, by the client of the Spark source, and by Spark; and pulls."""
+"""Reading: replay over HTTP and by the client of the Spark source; and pulls."""
 
 import contextlib
 import http.client
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlencode
 
 import pyarrow as pa
 
 from contrail_spark.client import ReplayClient
 from contrail_spark.options import parse_options
-from contrail_spark.session import JavaNotFoundError, Profile, local_session
-from contrail_spark.source import ContrailDataSource
 from tests.bench.figures import PULLED_MAX, Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import Pulls
 from tests.bench.load import Load
@@ -122,92 +118,6 @@ class _Tally:
     def check(self, messages: int) -> None:
         if self._next != messages + 1:
             raise BenchError(f"{self._next - 1} of {messages} messages were replayed")
-
-
-@dataclass(frozen=True, slots=True)
-class SparkCount:
-    """``count()`` through Spark; with ``columns`` only those are read."""
-
-    columns: str | None = None
-
-    def __call__(self, bench: Bench) -> Measured | None:
-        """Rows a second; None without Java."""
-        with fresh_server(bench) as server:
-            fill(bench, server, STREAM, _PREFIX)
-            source = Source(server.port, server.pid, bench.scale.messages)
-            # In another process, because the JVM runs until the process that started it ends.
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                runs = process.submit(_count, source, self.columns, bench.scale.runs).result()
-        return Measured(tuple(runs), note="local[2], 8 splits") if runs else None
-
-
-def _count(source: Source, columns: str | None, runs: int) -> list[Run]:
-    try:
-        session = local_session("bench", Profile.BENCH)
-    except JavaNotFoundError:
-        return []
-    try:
-        session.dataSource.register(ContrailDataSource)
-        _counted(session, source, columns)
-        return [_counted(session, source, columns) for _ in range(runs)]
-    finally:
-        session.stop()
-
-
-def _counted(session: Any, source: Source, columns: str | None) -> Run:
-    options = {"url": source.url, "stream": STREAM}
-    if columns is not None:
-        options["columns"] = columns
-    before = Usage.now(source.server_pid)
-    rows = session.read.format("contrail").options(**options).load().count()
-    after = Usage.now(source.server_pid)
-    if rows != source.messages:
-        raise BenchError(f"Spark counted {rows} of {source.messages} messages")
-    # The JVM is the client, and no part of this process.
-    return replace(before.run(after, rows), client_us=None, other_cores=0.0)
-
-
-def spark_stream(bench: Bench) -> Measured | None:
-    """A query that reads the stream in four batches and drops the rows: rows a second of them."""
-    with fresh_server(bench) as server:
-        fill(bench, server, STREAM, _PREFIX)
-        source = Source(server.port, server.pid, bench.scale.messages)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            runs = process.submit(_follow, source, bench.scale.runs).result()
-    return Measured(tuple(runs), note="local[2], 4 batches") if runs else None
-
-
-def _follow(source: Source, runs: int) -> list[Run]:
-    try:
-        session = local_session("bench", Profile.BENCH)
-    except JavaNotFoundError:
-        return []
-    try:
-        _followed(session, source)
-        return [_followed(session, source) for _ in range(runs)]
-    finally:
-        session.stop()
-
-
-def _followed(session: Any, source: Source) -> Run:
-    options = {"url": source.url, "stream": STREAM, "startingPosition": "earliest"}
-    options["maxMessagesPerTrigger"] = str(-(-source.messages // 4))
-    before = Usage.now(source.server_pid)
-    frame = session.readStream.format("contrail").options(**options).load()
-    # Without a folder of its own, the checkpoint is in one that Spark deletes after the query.
-    query = frame.writeStream.format("noop").trigger(availableNow=True).start()
-    query.awaitTermination()
-    after = Usage.now(source.server_pid)
-    batches = [progress for progress in query.recentProgress if progress["numInputRows"]]
-    rows = sum(progress["numInputRows"] for progress in batches)
-    # The start of a query takes about a second, however much it reads.
-    batches_s = sum(progress["durationMs"]["triggerExecution"] for progress in batches) / 1_000
-    if rows != source.messages:
-        raise BenchError(f"Spark read {rows} of {source.messages} messages")
-    return Run(
-        value=rows / batches_s,
-        server_us=(after.server_s - before.server_s) / rows * 1e6,
-    )
 
 
 @dataclass(frozen=True, slots=True)
