@@ -16,12 +16,16 @@ _FIRST: Final = 16_384
 _END: Final = 32_768
 """The kernel assigns ports from here on: whoever asks it for any could get one first."""
 _COUNT: Final = 256
+_HELD_MAX: Final = 4 * _COUNT
+"""Ports of one process before the first one comes round again. A node of a cluster goes on calling
+the port of one that a test has killed, so it must not be another server's soon."""
 
 
 def _claimed() -> Iterator[int]:
     """Ports that are for this process until it ends: locks keep them from other test runs."""
     folder = Path(tempfile.gettempdir(), f"contrail-test-ports-{os.getuid()}")
     folder.mkdir(exist_ok=True)
+    held: list[int] = []
     for first in random.SystemRandom().sample(
         range(_FIRST, _END, _COUNT), (_END - _FIRST) // _COUNT
     ):
@@ -30,9 +34,14 @@ def _claimed() -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-        else:
-            yield from itertools.cycle(range(first, first + _COUNT))
-    raise AssertionError("too many test runs at once")
+            continue
+        held.extend(range(first, first + _COUNT))
+        yield from held[-_COUNT:]
+        if len(held) == _HELD_MAX:
+            break
+    if not held:
+        raise AssertionError("too many test runs at once")
+    yield from itertools.cycle(held)
 
 
 _ports: Final = _claimed()

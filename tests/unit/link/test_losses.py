@@ -86,8 +86,9 @@ def test_client_with_another_secret_is_refused_and_says_so(tmp_path: Path) -> No
             served(local) as (server, port),
             remote(port, key=other, limits=HASTY, up=False) as link,
         ):
+            # The count may be that of a stranger: a node whose peer had this port.
+            await until(lambda: "secret" in link.readiness()["storage link"])
             await until(lambda: server.refused > 2)
-            assert "secret" in link.readiness()["storage link"]
             assert is_refusal(await outcome(link.stream_info("S")), errors.NOT_READY, False)
             assert server.served == 0
 

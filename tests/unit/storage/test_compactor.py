@@ -363,6 +363,7 @@ def test_blocks_in_pages_are_found_again_whatever_became_of_them(tmp_path: Path)
             assert await everything(link) == expected
             await link.purge_stream("S", "", 0, 0)
             await node.checkpoint()
+            await until_written(node)
             assert listed_rows(node) == (0, 0)
         async with opened() as (_, link):
             assert await everything(link) == []
