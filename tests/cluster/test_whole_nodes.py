@@ -19,6 +19,11 @@ def leader(node: Process, stream: str) -> str:
         return str(client.get(f"/v1/streams/{stream}").json()["cluster"]["leader"])
 
 
+def wait_until_listed(client: Contrail, streams: list[str]) -> None:
+    """A node lists the streams it knows, and may hear of one a moment after another did."""
+    wait_until(lambda: [each.name for each in client.list_streams()] == streams)
+
+
 def test_each_node_serves_all_streams_and_two_go_on_without_the_third(tmp_path: Path) -> None:
     streams = [f"S{number}" for number in range(3)]
     with WholeServers(tmp_path) as servers:
@@ -30,7 +35,7 @@ def test_each_node_serves_all_streams_and_two_go_on_without_the_third(tmp_path: 
             client.ensure_stream("ALONE", {"subjects": ["alone"]})
         for node in nodes.values():
             with Contrail(node.url) as client:
-                assert [each.name for each in client.list_streams()] == ["ALONE", *streams]
+                wait_until_listed(client, ["ALONE", *streams])
                 client.publish("alone", b"by any node")
                 client.ensure_consumer("S0", "durable", {})
                 assert client.get_message("S0", 1).payload == b"one"
