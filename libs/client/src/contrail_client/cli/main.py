@@ -18,6 +18,7 @@ from contrail_client.cli.commands import (
     events,
     local_cluster,
     monitoring,
+    pipeline,
     publishing,
     receiving,
     reports,
@@ -51,6 +52,7 @@ publishing.register(app)
 receiving.register(app)
 events.register(app)
 app.add_typer(bench.app, name="bench")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _print_version(asked: bool) -> None:

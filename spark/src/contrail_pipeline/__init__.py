@@ -1,0 +1,1 @@
+"""Jobs on streams that run with Spark: the commands of `contrail pipeline`."""

@@ -1,0 +1,7 @@
+"""The tree of commands of `contrail pipeline`; each module of a job declares its own."""
+
+from typing import Final
+
+from contrail_client.cli import tree
+
+app: Final = tree.group("Jobs on whole streams, which run with Spark.")

@@ -1,0 +1,57 @@
+"""Many tasks on the workers of Spark, with the progress of the whole."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import uuid4
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_POLL_S: Final = 0.2
+
+
+def run_tasks(
+    spark: "SparkSession",
+    tasks: Sequence[T],
+    work: Callable[[T], R],
+    finished: Callable[[int], None],
+) -> list[R]:
+    """Run ``work`` on each of ``tasks`` in Spark's workers, and return the results in their order.
+
+    ``work`` is a function of a module, and may be called more than once for a task, because Spark
+    repeats tasks that fail. ``finished`` gets the number of finished tasks now and then. A task
+    that fails for good ends the job with its error.
+    """
+    context = spark.sparkContext
+    group = f"contrail-{uuid4()}"
+
+    def collect() -> list[R]:
+        context.setJobGroup(group, getattr(work, "__name__", "tasks"), interruptOnCancel=True)
+        return context.parallelize(tasks, max(1, len(tasks))).map(work).collect()
+
+    with ThreadPoolExecutor(1, "spark-job") as thread:
+        result = thread.submit(collect)
+        try:
+            while True:
+                try:
+                    found = result.result(_POLL_S)
+                except TimeoutError:
+                    finished(_finished(context, group))
+                else:
+                    finished(len(tasks))
+                    return found
+        except BaseException:
+            context.cancelJobGroup(group)
+            raise
+
+
+def _finished(context: "SparkContext", group: str) -> int:
+    status = context.statusTracker()
+    jobs = (status.getJobInfo(job) for job in status.getJobIdsForGroup(group))
+    stages = (status.getStageInfo(stage) for job in jobs if job for stage in job.stageIds)
+    return sum(stage.numCompletedTasks for stage in stages if stage)
