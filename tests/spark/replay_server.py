@@ -213,6 +213,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._whole(200, fault.content_type, fault.body)
         elif int(query["from_seq"]) < self.owner.first_seq:
             self._refuse(Refuse(410, "range_gone"))
+        elif int(query["to_seq"]) > self.owner.rows_per_shard:
+            self._refuse(Refuse(503, "range_not_applied"))
         else:
             self._stream(query, fault)
 

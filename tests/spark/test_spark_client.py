@@ -221,6 +221,28 @@ def test_retention_that_overtakes_a_read_loses_what_was_not_read(
         Reader(server).rows()
 
 
+@pytest.mark.parametrize("last", [0, 9, 99])
+def test_an_end_that_the_server_has_lost_is_named_or_skipped(
+    server: ReplayServer, last: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from an older disk; Spark may have planned or logged the range before."""
+    server.rows_per_shard = last
+    lost = f"sequences {last + 1}..100 were lost by the server before they were read"
+    with pytest.raises(DataLossError, match=lost):
+        Reader(server).rows()
+    reader = Reader(server, failOnDataLoss="false", consistency="any")
+    assert reader.rows() == server.rows(0, 1, last)
+    assert lost in caplog.text
+    assert reader.pauses == []
+
+
+def test_both_ends_of_a_range_may_be_gone(server: ReplayServer) -> None:
+    server.first_seq, server.rows_per_shard = 21, 90
+    with pytest.raises(DataLossError, match=r"sequences 1\.\.20 and 91\.\.100 were removed"):
+        Reader(server).rows()
+    assert Reader(server, failOnDataLoss="false").rows() == server.rows(0, 21, 90)
+
+
 def test_retention_that_follows_close_behind_a_read_loses_nothing(server: ReplayServer) -> None:
     server.faults.append(Cut(2, first_seq=21))
     assert Reader(server).rows() == server.rows(0, 1, 100)

@@ -84,9 +84,8 @@ def test_a_stream_name_is_escaped_in_paths() -> None:
 
 
 def test_a_split_is_asked_for_with_its_incarnation_and_columns() -> None:
-    query = replay_query(
-        parse_options({"stream": "FLIGHTS"}), PLAN, PLAN.splits[0], 11, ("subject", "seq"), None
-    )
+    options = parse_options({"stream": "FLIGHTS"})
+    query = replay_query(options, PLAN, Split(0, 11, 50, 0, 0), ("subject", "seq"), None)
     assert query == [
         ("shard", "0"),
         ("from_seq", "11"),
@@ -99,12 +98,12 @@ def test_a_split_is_asked_for_with_its_incarnation_and_columns() -> None:
 
 def test_filters_and_consistency_are_sent_with_a_split_when_asked_for() -> None:
     options = parse_options({"stream": "S", "subject": "a.* b"})
-    query = replay_query(options, PLAN, PLAN.splits[0], 1, ("seq",), "any")
+    query = replay_query(options, PLAN, PLAN.splits[0], ("seq",), "any")
     assert query[-2:] == [("subject", "a.* b"), ("consistency", "any")]
 
 
 def test_what_is_left_of_a_split_is_asked_of_the_leader_of_its_shard() -> None:
-    query = kept_query(Split(3, 1, 50, 48, 9_600), 7)
+    query = kept_query(Split(3, 7, 50, 48, 9_600))
     assert dict(query) == {"shard": "3", "from_seq": "7", "to_seq": "50"}
 
 

@@ -257,6 +257,26 @@ def test_a_stream_that_lost_its_end_is_refused_or_read_from_there(
     assert query.next() == sequences(range(11, 13))
 
 
+def test_an_end_that_was_lost_after_spark_logged_a_batch_is_named_or_skipped(
+    running: ServerProcess, client: Contrail, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has an older disk than when the query logged the batch, which it repeats."""
+    publish(client, 10)
+    query = Query(running, startingPosition="earliest")
+    assert query.offset is not None
+    logged = {**query.reader.latestOffset(query.offset, ALL), "shards": {"0": 15}}
+    lost = r"stream S shard 0: sequences 11\.\.15 were lost by the server"
+    with pytest.raises(DataLossError, match=lost):
+        query.read(logged)
+    query.restart(failOnDataLoss="false")
+    assert query.read(logged) == sequences(range(1, 11))
+    assert "sequences 11..15 were lost by the server" in caplog.text
+    query.offset = logged
+    assert query.next() == []
+    publish(client, 2)
+    assert query.next() == sequences(range(11, 13))
+
+
 def test_a_stream_that_is_gone_ends_the_query(running: ServerProcess, client: Contrail) -> None:
     query = Query(running)
     client.delete_stream("S")

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -39,8 +40,10 @@ ARROW_STREAM: Final = "application/vnd.apache.arrow.stream"
 JSON: Final = "application/json"
 PLAN_BYTES_MAX: Final = 16 << 20
 ARROW_PART_BYTES_MAX: Final = 256 << 20
-GONE: Final = 410
+GONE: Final = "range_gone"
+"""The range begins before the first message that the stream has."""
 NOT_APPLIED: Final = "range_not_applied"
+"""The range ends after the last message that the replica has."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -106,31 +109,31 @@ class ReplayClient:
 
         After a broken body it continues after the last complete batch, so no message comes twice.
         ``options.retries`` limits consecutive attempts without a message. If messages that are
-        still to be read were removed, it raises DataLossError, or logs which, and goes on.
+        still to be read are gone, it raises DataLossError, or logs which, and goes on.
         """
-        position = split.from_seq
+        left = split
         retries = Retries(self._options.retries, self._sleep)
         consistency = self._options.consistency
-        while position <= split.to_seq:
+        while left.from_seq <= left.to_seq:
             try:
                 try:
-                    for batch in self._attempt(plan, split, position, columns, consistency):
-                        position = _end_of(batch, position, split) + 1
+                    for batch in self._attempt(plan, left, columns, consistency):
+                        left = replace(left, from_seq=_end_of(batch, left) + 1)
                         retries.progress()
                         yield batch
-                except ServerRefusedError as refused:
-                    if refused.status != GONE:
-                        raise
-                    position = self._after_loss(plan, split, position, refused)
-                    retries.progress()
-                else:
                     return
+                except (ServerRefusedError, InterruptionError) as failure:
+                    if failure.name == NOT_APPLIED and consistency == "any":
+                        # The leader has everything that any replica had when the range was fixed.
+                        consistency = "leader"
+                        continue
+                    if failure.name not in (GONE, NOT_APPLIED):
+                        raise
+                    left = self._after_loss(plan, left, failure)
+                    retries.progress()
             except InterruptionError as interruption:
-                behind = interruption.name == NOT_APPLIED and consistency == "any"
-                # The leader has everything that any replica had when the range was fixed.
-                consistency = "leader" if behind else self._options.consistency
-                if not behind:
-                    retries.pause_after(interruption)
+                consistency = self._options.consistency
+                retries.pause_after(interruption)
 
     def _fetch_plan(self, query: Query, what: str) -> ReplayPlan:
         with opened(self._options, plan_path(self._options), query, JSON, what) as response:
@@ -142,14 +145,14 @@ class ReplayClient:
     def _attempt(
         self,
         plan: ReplayPlan,
-        split: Split,
-        from_seq: int,
+        left: Split,
         columns: tuple[str, ...],
         consistency: str | None,
     ) -> Iterator[pa.RecordBatch]:
-        what = f"read stream {plan.stream} shard {split.shard} sequences {from_seq}..{split.to_seq}"
+        sequences = f"{left.from_seq}..{left.to_seq}"
+        what = f"read stream {plan.stream} shard {left.shard} sequences {sequences}"
         wire = wire_columns(columns)
-        query = replay_query(self._options, plan, split, from_seq, wire, consistency)
+        query = replay_query(self._options, plan, left, wire, consistency)
         with opened(self._options, replay_path(plan), query, ARROW_STREAM, what) as response:
             body = _Chunks(response)
             try:
@@ -164,45 +167,54 @@ class ReplayClient:
             response.read(1)
 
     def _after_loss(
-        self, plan: ReplayPlan, split: Split, position: int, refused: ServerRefusedError
-    ) -> int:
-        """The sequence at which to go on after messages from ``position`` on were removed.
+        self, plan: ReplayPlan, left: Split, failure: ServerRefusedError | InterruptionError
+    ) -> Split:
+        """What the stream still has of ``left`` after the server refused a part of it.
 
-        A plan of the same range starts at the first sequence that the stream still has.
+        A plan of the same range shows it: it starts with the first sequence that the stream has,
+        and ends with the last.
         """
-        what = f"find what is left of stream {plan.stream} shard {split.shard}"
-        found = self._fetch_plan(kept_query(split, position), what)
+        what = f"find what is left of stream {plan.stream} shard {left.shard}"
+        found = self._fetch_plan(kept_query(left), what)
         if found.incarnation != plan.incarnation:
             raise StreamChangedError(
                 f"stream {plan.stream} was re-created after this DataFrame was loaded; load it "
                 "again",
-                refused.status,
-                refused.name,
-            ) from refused
-        kept = found.splits[0].from_seq if found.splits else split.to_seq + 1
-        if kept <= position:
+                409,
+                "incarnation_changed",
+            ) from failure
+        kept = [(one.from_seq, one.to_seq) for one in found.splits]
+        first, last = (kept[0][0], kept[-1][1]) if kept else (left.to_seq + 1, left.to_seq)
+        edges = ((left.from_seq, first - 1), (last + 1, left.to_seq))
+        gone = " and ".join(f"{low}..{high}" for low, high in edges if low <= high)
+        if not gone:
             # It was a replica that refused, and the leader still has everything.
-            raise InterruptionError(str(refused))
+            raise (
+                failure
+                if isinstance(failure, InterruptionError)
+                else InterruptionError(str(failure))
+            )
+        how = "lost by the server" if failure.name == NOT_APPLIED else "removed"
         lost = (
-            f"stream {plan.stream} shard {split.shard}: sequences {position}..{kept - 1} were "
-            "removed before they were read"
+            f"stream {plan.stream} shard {left.shard}: sequences {gone} were {how} before they "
+            "were read"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 f'{lost}. To read what is left, use .option("failOnDataLoss", "false")',
-                refused.status,
-                refused.name,
-            ) from refused
+                410,
+                GONE,
+            ) from failure
         _log.warning("%s; continuing without them", lost)
-        return kept
+        return replace(left, from_seq=first, to_seq=last)
 
 
-def _end_of(batch: pa.RecordBatch, position: int, split: Split) -> int:
+def _end_of(batch: pa.RecordBatch, left: Split) -> int:
     """The last sequence of ``batch``; ProtocolError if it is outside the requested range."""
     sequences = batch.column(SEQ)
     first, last = sequences[0].as_py(), sequences[-1].as_py()
-    if not position <= first <= last <= split.to_seq:
+    if not left.from_seq <= first <= last <= left.to_seq:
         raise ProtocolError(
-            f"received sequences {first}..{last} instead of {position}..{split.to_seq}"
+            f"received sequences {first}..{last} instead of {left.from_seq}..{left.to_seq}"
         )
     return int(last)

@@ -65,15 +65,15 @@ def plan_query(options: ReplayOptions) -> Query:
     return [(name, str(value)) for name, value in asked.items() if value is not None]
 
 
-def kept_query(split: Split, from_seq: int) -> Query:
-    """The query of a plan that shows what is left of ``split`` from ``from_seq`` on.
+def kept_query(split: Split) -> Query:
+    """The query of a plan that shows what is left of ``split``.
 
     Only the leader may answer: a replica that is behind lacks the end of the range, which would
     look as if it had been removed.
     """
     return [
         ("shard", str(split.shard)),
-        ("from_seq", str(from_seq)),
+        ("from_seq", str(split.from_seq)),
         ("to_seq", str(split.to_seq)),
     ]
 
@@ -146,14 +146,13 @@ def replay_query(
     options: ReplayOptions,
     plan: ReplayPlan,
     split: Split,
-    from_seq: int,
     columns: tuple[str, ...],
     consistency: str | None,
 ) -> Query:
-    """The query that reads ``from_seq`` to the end of ``split``, in the types Spark takes."""
+    """The query that reads ``split`` in the types Spark takes."""
     query = [
         ("shard", str(split.shard)),
-        ("from_seq", str(from_seq)),
+        ("from_seq", str(split.from_seq)),
         ("to_seq", str(split.to_seq)),
         ("incarnation", plan.incarnation),
         ("columns", ",".join(columns)),
