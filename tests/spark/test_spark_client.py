@@ -1,5 +1,6 @@
 """Reading over HTTP: streaming, resuming, retrying, refusing - against a server on loopback."""
 
+import struct
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -124,6 +125,38 @@ def test_a_body_cut_where_arrow_takes_it_for_the_end_is_an_error(server: ReplayS
     server.faults.append(Cut(5, clean=True))
     with pytest.raises(UnavailableError, match="ended without its end mark"):
         Reader(server, fetchRetries="0").rows()
+
+
+def test_a_body_cut_after_arrows_end_mark_is_complete(server: ReplayServer) -> None:
+    server.holes = {100}
+    server.faults.append(Cut(10, extra=8))
+    reader = Reader(server)
+    assert reader.rows() == server.rows(0, 1, 100)
+    assert len(server.asked("/replay")) == 1
+
+
+def test_a_batch_with_values_outside_of_its_buffers_is_read_again(server: ReplayServer) -> None:
+    """Spark's worker would crash on it."""
+    texts, seqs = pa.array(list("nine char")), pa.array(range(1, 10), pa.int64())
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"subject": texts, "seq": seqs})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    ends = struct.pack("<2i", 8, 9), struct.pack("<2i", 8, 1 << 30)
+    server.faults.append(Garble(sink.getvalue().to_pybytes().replace(*ends)))
+    rows = Reader(server).rows(Split(0, 1, 9, 0, 0), ("subject", "seq"))
+    assert [row["seq"] for row in rows] == list(range(1, 10))
+    assert len(server.asked("/replay")) == 2
+
+
+def test_a_read_outlives_a_server_that_is_away_for_seconds(server: ReplayServer) -> None:
+    pauses: list[float] = []
+    options = parse_options({"url": server.url, "stream": "FLIGHTS"})
+    client = ReplayClient(options, sleep=pauses.append)
+    plan = client.plan()
+    server.faults.extend([Refuse(503, "not_ready")] * 10)
+    assert sum(batch.num_rows for batch in client.read(plan, WHOLE, ("seq",))) == 100
+    assert sum(pauses) > 10
 
 
 def test_backoff_grows_from_one_failed_attempt_to_the_next(server: ReplayServer) -> None:

@@ -191,7 +191,7 @@ def test_a_query_starts_where_its_options_say(
     ("start", "plan", "sentence"),
     [
         ("52", ONE_SHARD, "startingSequence: 52 is above the next sequence of the stream, 51"),
-        ("12", PLAN, "startingSequence: the stream has 2 shards, each with its own sequences"),
+        ("12", PLAN, "endingSequence: 2 shards of the stream are read, each with its own"),
     ],
 )
 def test_a_position_that_cannot_be_is_refused(start: str, plan: ReplayPlan, sentence: str) -> None:

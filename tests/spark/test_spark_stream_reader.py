@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from contrail_client import Contrail, Message
 from contrail_common.partition import shard_of
+from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.errors import CheckpointError, DataLossError, OptionError, ServerRefusedError
 from contrail_spark.schema import spark_schema
 from contrail_spark.source import ContrailDataSource
@@ -72,6 +73,14 @@ class Query:
             for batch in worker.read(part):
                 rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
         return rows
+
+
+def rows_of(reader: ContrailBatchReader, partition: InputPartition) -> list[tuple[int, int]]:
+    return [
+        row
+        for batch in reader.read(partition)
+        for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    ]
 
 
 def sequences(*ranges: range) -> list[tuple[int, int]]:
@@ -158,6 +167,22 @@ def test_only_shards_that_can_have_matching_messages_are_followed(
     query.restart(subject="t.>")
     with pytest.raises(CheckpointError, match=r"option subject was changed\. Use a new checkpoint"):
         query.next()
+
+
+def test_sequences_are_those_of_the_shard_that_a_filter_needs(
+    running: ServerProcess, client: Contrail
+) -> None:
+    publish(client, 80, "T")
+    given = {"url": running.url, "stream": "T", "startingSequence": "2", "columns": "shard,seq"}
+    with pytest.raises(OptionError, match="3 shards of the stream are read, each with its own"):
+        ContrailDataSource(given).schema()
+    source = ContrailDataSource(given | {"subject": "t.7.>"})
+    parts = pickle.loads(pickle.dumps(source.reader(source.schema()))).partitions()
+    assert {part.split.shard for part in parts} == {shard_of("t.7.x", SHARDS, (2,))}
+    assert min(part.split.from_seq for part in parts) == 2
+    query = Query(running, stream="T", subject="t.7.>", startingSequence="2")
+    batch = query.next()
+    assert batch == [row for part in parts for row in rows_of(source.reader(source.schema()), part)]
 
 
 def test_a_batch_that_is_repeated_is_the_same(running: ServerProcess, client: Contrail) -> None:

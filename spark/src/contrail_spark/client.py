@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -31,6 +32,7 @@ from contrail_spark.plan import (
     plan_query,
     replay_path,
     replay_query,
+    several_shards,
     wire_columns,
 )
 from contrail_spark.schema import check_wire
@@ -93,12 +95,29 @@ class ReplayClient:
         self._sleep = sleep
 
     def plan(self) -> ReplayPlan:
-        """Fix the range that the options ask for."""
+        """Fix the range that the options ask for.
+
+        Raises OptionError for a range of sequences if several shards may have messages of it.
+        """
+        query = plan_query(self._options)
+        try:
+            return self._retried_plan(query)
+        except ServerRefusedError:
+            if self._options.from_seq is None and self._options.to_seq is None:
+                raise
+            # The server wants to know of which shard the sequences are.
+            everything = replace(self._options, from_seq=None, to_seq=None)
+            shards = self._retried_plan(plan_query(everything)).shards
+            if len(shards) != 1:
+                raise several_shards(len(shards)) from None
+            return self._retried_plan([*query, ("shard", str(shards[0].shard))])
+
+    def _retried_plan(self, query: Query) -> ReplayPlan:
         retries = Retries(self._options.retries, self._sleep)
         what = f"plan a replay of stream {self._options.stream}"
         while True:
             try:
-                return self._fetch_plan(plan_query(self._options), what)
+                return self._fetch_plan(query, what)
             except InterruptionError as interruption:
                 retries.pause_after(interruption)
 
@@ -158,13 +177,18 @@ class ReplayClient:
             try:
                 reader = pa.ipc.open_stream(pa.PythonFile(body, mode="r"))
                 check_wire(reader.schema, wire)
-                yield from (batch for batch in reader if batch.num_rows)
+                for batch in reader:
+                    batch.validate()  # values outside of the buffers would crash the worker
+                    if batch.num_rows:
+                        yield batch
             except pa.ArrowException as error:
                 raise InterruptionError(f"{what} at {self._options.url}: {error}") from error
             if body.cut:
                 raise InterruptionError(f"{what}: the answer ended without its end mark")
-            # Read the end of the HTTP body: otherwise the server sees a broken connection.
-            response.read(1)
+            # Read the end of the HTTP body: otherwise the server sees a broken connection. If it
+            # is not there, nothing is missing.
+            with suppress(OSError, http.client.HTTPException):
+                response.read(1)
 
     def _after_loss(
         self, plan: ReplayPlan, left: Split, failure: ServerRefusedError | InterruptionError

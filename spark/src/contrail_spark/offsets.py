@@ -11,7 +11,7 @@ from typing import Final
 
 from contrail_spark.errors import CheckpointError, OptionError, ProtocolError
 from contrail_spark.options import DEFAULT_SPLITS, SEQ_MAX, SPLITS_MAX, ReplayOptions
-from contrail_spark.plan import ReplayPlan, ShardBounds, Split
+from contrail_spark.plan import ReplayPlan, ShardBounds, Split, several_shards
 
 PARTITION_SEQUENCES_MIN: Final = 1 << 16
 """Fewer take less time to read than Spark takes to start a task."""
@@ -88,10 +88,7 @@ def initial(options: ReplayOptions, plan: ReplayPlan) -> Offset:
 
 def _before(from_seq: int, heads: Heads) -> Offset:
     if len(heads.shards) > 1:
-        raise OptionError(
-            f"option startingSequence: the stream has {len(heads.shards)} shards, each with its "
-            "own sequences; use startingTimestamp or startingPosition"
-        )
+        raise several_shards(len(heads.shards))
     [bounds] = heads.shards.values()
     if from_seq > bounds.last_seq + 1:
         raise OptionError(

@@ -20,9 +20,8 @@ SPLITS_MAX: Final = 1_024
 DEFAULT_SPLIT_BYTES: Final = 128 << 20
 SUBJECT_CHARS_MAX: Final = 14 << 10
 """Filters in a URL. The server takes 16 KiB, and the rest of a request has less than 2 KiB."""
-DEFAULT_RETRIES: Final = 5
-DEFAULT_PUBLISH_RETRIES: Final = 10
-"""About 20 seconds, so that a write outlives the restart of a server."""
+DEFAULT_RETRIES: Final = 10
+"""About 20 seconds, so that a job outlives the restart of a server."""
 RETRIES_MAX: Final = 100
 DEFAULT_TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 3_600_000
@@ -93,8 +92,6 @@ class ServerOptions:
     timeout_s: float = DEFAULT_TIMEOUT_MS / 1_000
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
-    starting_position: str | None = None
-    max_per_trigger: int | None = None
 
     def bearer(self) -> str | None:
         """The token to send. A token file is read each time, so a renewed token is picked up."""
@@ -126,6 +123,8 @@ class ReplayOptions(ServerOptions):
     columns: tuple[str, ...] | None = None
     fail_on_data_loss: bool = True
     consistency: str | None = None
+    starting_position: str | None = None
+    max_per_trigger: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +182,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         stream=read("stream", _stream) or "",
         subject=read("subject", _subject),
         source_stream=read("sourceStream", _stream),
-        retries=_or(read("publishRetries", _retries), DEFAULT_PUBLISH_RETRIES),
+        retries=_or(read("publishRetries", _retries), DEFAULT_RETRIES),
         timeout_s=_or(read("requestTimeoutMs", _timeout_ms), DEFAULT_TIMEOUT_MS) / 1_000,
         token=read("token", _token),
         token_file=read("tokenFile", _not_empty),
@@ -262,6 +261,12 @@ def parse_url(text: str) -> str:
         raise ValueError("must consist of scheme, host and port, without a path or query")
     if parts.port == 0:
         raise ValueError("must not have port 0")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"has no valid host name: {parts.hostname!r}") from None
+    if " " in parts.netloc or not parts.netloc.isprintable():
+        raise ValueError("must not contain spaces or control characters")
     return url
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from contrail_spark.errors import ProtocolError
+from contrail_spark.errors import OptionError, ProtocolError
 from contrail_spark.options import ReplayOptions
 
 SEQ: Final = "seq"
@@ -63,6 +63,14 @@ def plan_query(options: ReplayOptions) -> Query:
         "consistency": options.consistency,
     }
     return [(name, str(value)) for name, value in asked.items() if value is not None]
+
+
+def several_shards(count: int) -> OptionError:
+    """The error for a range of sequences if ``count`` shards may have messages of it."""
+    return OptionError(
+        f"options startingSequence and endingSequence: {count} shards of the stream are read, each "
+        "with its own sequences; use startingTimestamp and endingTimestamp"
+    )
 
 
 def kept_query(split: Split) -> Query:
