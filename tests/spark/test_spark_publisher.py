@@ -81,6 +81,7 @@ def test_requests_name_the_batch_and_share_a_connection(server: PublishServer) -
         problem(503, "not_leader"),
         problem(429, "too_many"),
         Answer(201, b"\x81\xa4ru", announced=100),
+        Answer(201, b"", announced=100),
         runs({"count": 2, "first_seq": 1}, {"count": 1, "problem": UNKNOWN}, status=207),
     ],
 )

@@ -109,9 +109,9 @@ class KeptConnection:
             connection.request("POST", target, body, headers)
             response = _accepted(connection.getresponse(), kind, what)
             answer = response.read(ANSWER_BYTES_MAX)
-            if not response.isclosed():
-                if len(answer) == ANSWER_BYTES_MAX:
-                    raise ProtocolError(f"{what}: the answer has {ANSWER_BYTES_MAX} bytes or more")
+            if len(answer) == ANSWER_BYTES_MAX:
+                raise ProtocolError(f"{what}: the answer has {ANSWER_BYTES_MAX} bytes or more")
+            if response.length:  # announced, but not received
                 raise InterruptionError(f"{what}: the answer was cut off")
             self._connection = connection
             return answer
