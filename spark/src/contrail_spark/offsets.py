@@ -130,8 +130,9 @@ def loss(start: Offset, heads: Heads) -> str | None:
 def advance(start: Offset, heads: Heads, limit: int | None) -> Offset:
     """The position up to which the next batch reads: at most ``limit`` sequences after ``start``.
 
-    Sequences that retention removed do not count towards the limit. A stream that was re-created
-    is read from its oldest message, and a shard that became shorter from its end.
+    Each shard with new messages moves by at least one. Sequences that retention removed do not
+    count towards the limit. A stream that was re-created is read from its oldest message, and a
+    shard that became shorter from its end.
     """
     read = start.shards if start.incarnation == heads.incarnation else {}
     reached = {
@@ -146,21 +147,19 @@ def advance(start: Offset, heads: Heads, limit: int | None) -> Offset:
 def shares(backlogs: Mapping[int, int], limit: int) -> dict[int, int]:
     """Divide ``limit`` in proportion to the backlogs: no share exceeds its backlog.
 
-    Each shard with a backlog gets something if the limit allows it, so a small one is not held up
-    by large ones; otherwise the largest come first.
+    Each shard with a backlog gets at least one, also beyond the limit. Otherwise larger ones that
+    always have a backlog could hold up a small one for ever.
     """
     if sum(backlogs.values()) <= limit:
         return dict(backlogs)
-    granted = dict.fromkeys(backlogs, 0)
     behind = sorted((n for n in backlogs if backlogs[n]), key=lambda n: (-backlogs[n], n))
-    for number in behind[:limit]:
-        granted[number] = 1
-    rest = limit - sum(granted.values())
+    rest = max(0, limit - len(behind))
     total = sum(backlogs[number] - 1 for number in behind)
+    granted = dict.fromkeys(backlogs, 0)
     for number in behind:
-        granted[number] += rest * (backlogs[number] - 1) // max(total, 1)
+        granted[number] = 1 + rest * (backlogs[number] - 1) // max(total, 1)
     # Rounding left less than one for each shard whose share was rounded.
-    for number in behind[: limit - sum(granted.values())]:
+    for number in behind[: max(0, limit - sum(granted.values()))]:
         granted[number] += 1
     return granted
 
