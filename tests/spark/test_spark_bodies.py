@@ -114,6 +114,14 @@ def test_several_values_of_a_header_are_kept_and_an_id_is_replaced() -> None:
     assert headers == {"A": ["1", "2"], "Nats-Msg-Id": ["new"]}
 
 
+def test_conditions_of_copied_messages_are_left_out() -> None:
+    given = [("Nats-Expected-Last-Sequence", "7"), ("Nats-TTL", "1h")]
+    batch = frame(headers=pa.array([given], HEADERS), shard=[0], seq=[8])
+    [(_, copied, _)], [(_, written, _)] = messages(batch, BY_SOURCE), messages(batch)
+    assert copied == {"Nats-TTL": ["1h"], "Nats-Msg-Id": ["S:0:8"]}
+    assert written.keys() == {name for name, _ in given} | {"Nats-Msg-Id"}
+
+
 def test_rows_whose_headers_are_all_empty_become_columns() -> None:
     column = pa.array([None, []], HEADERS)
     [body] = Rows(frame(headers=column), BY_ROW, "q:", 1).bodies()

@@ -23,6 +23,7 @@ BODY_ROWS_MAX: Final = 5_000
 BODY_BYTES_MAX: Final = 4 << 20
 MESSAGE_BYTES_MAX: Final = 15 << 20
 """The server reads bodies of up to 16 MiB, and names the limit of smaller messages itself."""
+CONDITIONS: Final = "Nats-Expected-"
 _ROWS: Final = 1
 _COLUMNS: Final = 2
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -51,7 +52,7 @@ class Rows:
         self._first_row = first_row
         self._subjects = self._subjects_of(layout)
         self._data = pc.fill_null(batch.column("data").cast(pa.binary()), b"")
-        self._headers = self._headers_of()
+        self._headers = self._headers_of(layout)
         self._ids = self._ids_of(layout, origin)
 
     def name(self, at: int) -> str:
@@ -83,7 +84,7 @@ class Rows:
             raise RowError(f"row {self._first_row + at} has no subject: the column subject is null")
         return subjects
 
-    def _headers_of(self) -> list[dict[str, list[str]]] | None:
+    def _headers_of(self, layout: Layout) -> list[dict[str, list[str]]] | None:
         """The headers of each row; None if no row has any."""
         if "headers" not in self._batch.schema.names:
             return None
@@ -96,6 +97,10 @@ class Rows:
             names, values = _values(column.keys[entries]), _header_values(column.items[entries])
         except pa.ArrowException as error:
             raise RowError("a text in the column headers is not UTF-8") from error
+        if layout.ids is IdSource.SOURCE:
+            # The source has checked its conditions. They mean nothing for the copy of a message.
+            met = {name for name in set(names) if name.startswith(CONDITIONS)}
+            values = [None if name in met else one for name, one in zip(names, values, strict=True)]
         pairs = list(zip(names, values, strict=True))
         first = bounds[0]
         return [
