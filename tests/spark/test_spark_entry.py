@@ -8,14 +8,37 @@ from pathlib import Path
 
 import pytest
 
+from contrail_client import Contrail, Message
 from contrail_spark.options import NAMES, WRITE_NAMES
 from contrail_spark.session import JavaNotFoundError, Profile, find_java
 from tests.checks.repository import ROOT
 from tests.spark.replay_server import ReplayServer
+from tests.spark.stored import texts
+from tests.support.servers import ServerProcess
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-LOCAL, ELSEWHERE, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LOCAL, ELSEWHERE, CONNECT, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 READ = LOCAL[LOCAL.index("flights = (") :]
+CONNECTED = """
+options = {"url": "http://127.0.0.1:7420"}
+reader = spark.read.format("contrail").options(stream="A", **options)
+frame = reader.load()
+before = frame.count()
+row = frame.selectExpr("subject", "concat('again ', string(data)) as data")
+row.write.format("contrail").options(stream="A", **options).mode("append").save()
+print("counted", before, frame.count(), reader.load().count())
+query = (
+    spark.readStream.format("contrail")
+    .options(stream="A", startingPosition="earliest", maxMessagesPerTrigger=3, **options)
+    .load()
+    .selectExpr("'b' as subject", "* except (subject)")
+    .writeStream.format("contrail")
+    .options(stream="B", sourceStream="A", checkpointLocation="checkpoint", **options)
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+"""
 IDS = {"msg_id"}
 """The table of ids begins with a column."""
 TIMEOUT_S = 900.0
@@ -85,6 +108,23 @@ def test_a_job_under_spark_submit_reads_a_stream_and_shows_errors_by_their_messa
     [refusal] = [line for line in shown.splitlines() if "PYTHON_DATA_SOURCE_ERROR" in line]
     assert refusal.endswith("OptionError: unknown option strem; did you mean stream?")
     assert "Traceback" not in shown
+
+
+@pytest.mark.spark
+def test_spark_connect_reads_follows_and_writes(
+    running: ServerProcess, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with Contrail(running.url) as client:
+        client.ensure_stream("A", {"subjects": ["a.*"]})
+        client.ensure_stream("B", {"subjects": ["b"]})
+        messages = [Message(f"a.{at}", str(at)) for at in range(5)]
+        client.publish_batch("A", messages).raise_refused()
+    # Spark then takes a free port instead of 15002.
+    testing = {**environment, "SPARK_TESTING": "1"}
+    shown = run([sys.executable], CONNECT + CONNECTED, tmp_path, testing, running.url)
+    assert "counted 5 5 10" in shown
+    assert sorted(texts(running.url, "B")) == sorted(texts(running.url, "A"))
+    assert len(texts(running.url, "B")) == 10
 
 
 def test_the_manual_lists_every_option() -> None:

@@ -105,21 +105,25 @@ def register(session: SparkSession) -> None:
 
     Spark looks for data sources with the Python that PYSPARK_PYTHON names, or else with the first
     ``python3`` on PATH, which need not be the one that runs the job. This hands over the source
-    together with the Python that runs now, unless PYSPARK_PYTHON asks for another.
+    together with the Python that runs now, unless PYSPARK_PYTHON asks for another. A session of
+    Spark Connect keeps the Python of its server, which needs this package.
     """
-    session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    if isinstance(session, SparkSession):
+        session.sparkContext.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
     session.dataSource.register(ContrailDataSource)
 
 
-def prepare_environment(address: str) -> Java:
+def prepare_environment(address: str | None = None) -> Java:
     """Set the environment that the JVM and its Python workers inherit; returns the Java to start.
 
-    Spark binds ``address``. Raises JavaNotFoundError.
+    A session that is built afterwards, in any way, finds Java and the data source. With
+    ``address``, Spark binds it. Raises JavaNotFoundError.
     """
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = address
+    if address is not None:
+        os.environ["SPARK_LOCAL_IP"] = address
     _make_importable_in_workers()
     return java
 
