@@ -19,10 +19,10 @@ SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 CHECKS := check-code check-types
 
 .DEFAULT_GOAL := help
-.PHONY: help install run quick test test-all sim chaos check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
+.PHONY: help install run quick test test-all sim chaos chaos-spark check $(CHECKS) format bench tour structure blocking openapi wheels secrets lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## create .venv with pinned, hash-checked packages (again: nothing to do)
 	@echo "ready: $(VENV)"
@@ -46,6 +46,9 @@ sim: $(STAMP) ## random faults for simulated clusters, in virtual time (SEEDS=20
 
 chaos: $(STAMP) ## random faults for a cluster under load, and checks of its promises (MINUTES=10, SEED=n)
 	@$(PY) -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+chaos-spark: $(STAMP) ## kill drivers, executors and nodes below Spark jobs, and compare the results (KILLS=20, SEED=n)
+	@$(PY) -m tests.spark.kills --kills $(or $(KILLS),20) $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP) ## format, lint, types, import contracts, tidiness, drift of what is generated
 	@$(MAKE) --no-print-directory --keep-going --jobs $(CHECKS)
