@@ -1,7 +1,7 @@
 # Two images. The variable SERVICE says what a container runs:
 #
 #   docker build --target service -t contrail .           SERVICE is serve, storage, api or gateway
-#   docker build --target spark -t contrail-spark .       SERVICE is spark-master, spark-worker or flights
+#   docker build --target spark -t contrail-spark .       SERVICE is spark-master, spark-worker, job or flights
 #
 # The first has neither Spark nor a JVM.
 

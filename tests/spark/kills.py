@@ -25,7 +25,12 @@ import pyarrow.parquet as pq
 
 from contrail_client import Contrail, ContrailError, Message
 from tests.spark.killed_job import KINDS, LIMIT
-from tests.spark.spark_cluster import SparkCluster, spark_cluster
+from tests.spark.spark_cluster import (
+    ENTRYPOINT,
+    SparkCluster,
+    container_environment,
+    spark_cluster,
+)
 from tests.spark.stored import stored
 from tests.support.servers import ServerProcess, SplitServers
 
@@ -131,7 +136,8 @@ class Job:
         arguments = [self._kind, self._nodes.url, self._spark.address, str(self._folder)]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.killed_job", *arguments],
+                [*ENTRYPOINT, "-m", "tests.spark.killed_job", *arguments],
+                env=container_environment("job"),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

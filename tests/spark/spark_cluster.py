@@ -117,14 +117,17 @@ def spark_cluster(folder: Path, workers: int = 2) -> Iterator[SparkCluster]:
         yield SparkCluster(address, master, started)
 
 
+def container_environment(service: str) -> dict[str, str]:
+    """The environment in which ENTRYPOINT becomes ``service``, with this Python first on PATH."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "SERVICE": service}
+
+
 def start(service: str, port_variable: str, folder: Path, *arguments: str) -> Daemon:
     """Start one on loopback; ``port_variable`` is where the health check finds its page."""
     web_port = free_port()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {
-        **os.environ,
-        "PATH": path,
-        "SERVICE": service,
+        **container_environment(service),
         "SPARK_LOCAL_HOSTNAME": HOST,
         "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         port_variable: str(web_port),

@@ -25,7 +25,8 @@ from tests.unit.containers.files import (
 
 SCHEMA = json.loads(Path(__file__).with_name("compose_schema.json").read_text())
 SECRETS = "/run/secrets/"
-LONG_RUNNING = sorted(set(services()) - {"demo"})
+JOBS = {"demo", "job"}
+LONG_RUNNING = sorted(set(services()) - JOBS)
 COMMANDS = {name: each.get("environment", {}).get("SERVICE") for name, each in services().items()}
 PROCESSES = sorted(name for name, command in COMMANDS.items() if command in SERVICES)
 NODES = ("storage1", "storage2", "storage3")
@@ -87,10 +88,13 @@ def test_a_service_is_restarted_and_checked_as_its_image_is(name: str) -> None:
     assert f"--start-period={service['healthcheck']['start_period']}" in check
 
 
-def test_the_demonstration_runs_once_and_only_when_asked_for() -> None:
-    demo = services()["demo"]
-    assert (demo["restart"], demo["profiles"]) == ("no", ["demo"])
-    assert demo["healthcheck"] == {"disable": True}
+@each("name", sorted(JOBS))
+def test_a_job_runs_once_and_only_when_asked_for(name: str) -> None:
+    job = services()[name]
+    assert (job["restart"], job["profiles"]) == ("no", [name])
+    assert job["healthcheck"] == {"disable": True}
+    # The executors read the token at the path that the driver names.
+    assert "token" in job["secrets"]
 
 
 @each("name", services())
@@ -109,7 +113,7 @@ def test_what_a_service_refers_to_exists(name: str) -> None:
 
 def test_what_is_submitted_to_spark_reaches_the_apis_and_no_other_service() -> None:
     reachable = {name for name, each in services().items() if "spark" in each["networks"]}
-    assert reachable == {"spark-master", "spark-worker", "demo", "api1", "api2"}
+    assert reachable == {"spark-master", "spark-worker", *JOBS, "api1", "api2"}
 
 
 @each("name", services())

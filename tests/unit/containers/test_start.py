@@ -85,6 +85,19 @@ def test_a_job_is_healthy_because_it_runs() -> None:
     assert health(environment(SERVICE="flights")).returncode == 0
 
 
+def test_a_job_is_a_program_with_its_arguments_and_status() -> None:
+    program = "import sys; print(sys.argv[1:]); sys.exit(3)"
+    answer = subprocess.run(
+        [*ENTRYPOINT, "-c", program, "a b", "c"],
+        env=environment(SERVICE="job"),
+        timeout=STOP_S,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (answer.returncode, answer.stdout) == (3, "['a b', 'c']\n")
+
+
 def test_an_unknown_service_is_refused() -> None:
     answer = subprocess.run(
         ENTRYPOINT,
