@@ -334,6 +334,14 @@ def test_a_plan_is_retried_like_a_read(server: ReplayServer) -> None:
     assert reader.pauses == [2.0]
 
 
+def test_a_refused_range_of_a_server_that_names_no_shards(server: ReplayServer) -> None:
+    """Servers before 0.3 have no `shards` in a plan."""
+    old = b'{"stream": "FLIGHTS", "incarnation": "first", "splits": []}'
+    server.plan_faults.extend([Refuse(422, "invalid_field"), Garble(old, "application/json")])
+    with pytest.raises(ServerRefusedError, match="422 invalid_field: told invalid_field"):
+        Reader(server, startingSequence="2").client.plan()
+
+
 @pytest.mark.parametrize("body", [b"{", b"\xff", b""])
 def test_a_plan_that_is_not_json_ends_in_an_error(server: ReplayServer, body: bytes) -> None:
     server.plan_faults.extend([Garble(body, "application/json")] * 4)

@@ -108,7 +108,9 @@ class ReplayClient:
             # The server wants to know of which shard the sequences are.
             everything = replace(self._options, from_seq=None, to_seq=None)
             shards = self._retried_plan(plan_query(everything)).shards
-            if len(shards) != 1:
+            if not shards:  # the server is older than 0.3
+                raise
+            if len(shards) > 1:
                 raise several_shards(len(shards)) from None
             return self._retried_plan([*query, ("shard", str(shards[0].shard))])
 
