@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from posixpath import dirname, normpath
 
-from tests.checks.repository import File
+from tests.checks.repository import ROOT, File
 
 DECISION = re.compile(r"docs/decisions/(\d{4})-[\w-]+\.md")
 DECISION_LINES_MAX = 25
@@ -56,7 +56,12 @@ def dead_links(file: File, files: Mapping[str, File]) -> list[str]:
         if link["anchor"] and target in files:
             found = link["anchor"] in _anchors(files[target])
         else:
-            found = target in files or any(path.startswith(f"{target}/") for path in files)
+            found = (
+                target in files
+                or any(path.startswith(f"{target}/") for path in files)
+                # Pictures are no text files.
+                or (target.endswith(".png") and (ROOT / target).is_file())
+            )
         if not found:
             problems.append(f"{file.path}: dead link {link[0]}")
     return problems

@@ -3,5 +3,8 @@
 from typing import Final
 
 from contrail_client.cli import tree
+from contrail_pipeline.summary import command as summary
 
 app: Final = tree.group("Jobs on whole streams, which run with Spark.")
+
+summary.register(app)

@@ -28,14 +28,24 @@ def run_tasks(
     that fails for good ends the job with its error.
     """
     context = spark.sparkContext
-    group = f"contrail-{uuid4()}"
 
     def collect() -> list[R]:
-        context.setJobGroup(group, getattr(work, "__name__", "tasks"), interruptOnCancel=True)
         return context.parallelize(tasks, max(1, len(tasks))).map(work).collect()
 
+    return watched(spark, collect, finished)
+
+
+def watched(spark: "SparkSession", action: Callable[[], R], finished: Callable[[int], None]) -> R:
+    """Run an action on Spark; ``finished`` gets the number of its finished tasks now and then."""
+    context = spark.sparkContext
+    group = f"contrail-{uuid4()}"
+
+    def run() -> R:
+        context.setJobGroup(group, "contrail pipeline", interruptOnCancel=True)
+        return action()
+
     with ThreadPoolExecutor(1, "spark-job") as thread:
-        result = thread.submit(collect)
+        result = thread.submit(run)
         try:
             while True:
                 try:
@@ -43,7 +53,7 @@ def run_tasks(
                 except TimeoutError:
                     finished(_finished(context, group))
                 else:
-                    finished(len(tasks))
+                    finished(_finished(context, group))
                     return found
         except BaseException:
             context.cancelJobGroup(group)
