@@ -10,6 +10,7 @@ from typer.testing import Result
 from contrail_client import Contrail, Message
 from contrail_pipeline.summary.command import TOP_MAX
 from tests.support.command import run_contrail
+from tests.support.ports import free_port
 from tests.support.servers import ServerProcess
 
 
@@ -33,7 +34,7 @@ def test_a_dry_run_says_what_would_be_done(
     found = summary(running, "S", "--dry-run", "--out", str(out))
     assert found.exit_code == 0
     assert found.stdout == (
-        f"would read about 10 messages of S in 1 partitions, and print tables and write {out}\n"
+        f"would read about 10 messages of S, and print tables and write {out}\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -70,3 +71,10 @@ def test_the_largest_number_of_subjects_is_allowed(
     client: Contrail, running: ServerProcess
 ) -> None:
     assert summary(running, "S", "--top", str(TOP_MAX), "--dry-run").exit_code == 0
+
+
+def test_a_master_that_does_not_answer(client: Contrail, running: ServerProcess) -> None:
+    port = free_port()
+    found = summary(running, "S", "--master", f"spark://127.0.0.1:{port}")
+    assert found.exit_code == 1
+    assert f"no Spark master answers at spark://127.0.0.1:{port}" in found.stderr

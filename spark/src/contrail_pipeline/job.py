@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _NAME: Final = "contrail-pipeline"
+_OWN_ERROR: Final = re.compile(r"\bcontrail_spark\.errors\.\w+: (.+)")
+_ERROR: Final = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 
 Master = Annotated[
     str | None,
@@ -64,8 +67,13 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """Start Spark, and end it with the job. Raises Failed if it cannot be started."""
+        """Start Spark, and end it with the job.
+
+        Raises Failed if it cannot be started, and for errors of Spark in the block.
+        """
         # Importing Spark takes a while, and `--help` or a wrong option must not wait for it.
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
         from contrail_spark import session as sessions  # noqa: PLC0415
 
         try:
@@ -75,8 +83,12 @@ class Job:
                 spark = sessions.cluster_session(_NAME, self.master)
         except (sessions.JavaNotFoundError, sessions.MasterError) as error:
             raise Failed(str(error)) from error
+        # The error of a failed task ends the job; Spark would also log it, with its stack.
+        spark.sparkContext.setLogLevel("OFF")
         try:
             yield spark
+        except PySparkException as error:
+            raise Failed(reason(str(error))) from error
         finally:
             sessions.shut_down(spark)
 
@@ -89,6 +101,16 @@ class Job:
     def done(self, text: str, result: Any) -> None:
         """Print the result of the job: a sentence for people, ``result`` as JSON for machines."""
         show.done(text, result, as_json=self.as_json)
+
+
+def reason(text: str) -> str:
+    """The one line that says why a job of Spark failed, of all that Spark says about it.
+
+    It is the sentence of the data source or, if it has none, the last line that names an error.
+    """
+    if own := _OWN_ERROR.findall(text):
+        return str(own[-1])
+    return str(["", *text.strip().splitlines()[:1], *_ERROR.findall(text)][-1])
 
 
 def _advance(bar: Progress, done: int) -> None:

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from contrail_client.cli import show
+from contrail_client.cli import show, units
 from contrail_client.cli.arguments import StreamName
 from contrail_client.cli.ending import Failed
 from contrail_client.models import StreamInfo
+from contrail_client.operations import replaying
 from contrail_pipeline.job import Job, job_command
 from contrail_pipeline.summary.backlog import consumers_of
 from contrail_pipeline.summary.figures import Bounds, Content, Summary
@@ -66,7 +67,7 @@ def summarise(  # noqa: PLR0913, PLR0917 - one argument for each option
         _check_writable(out)
     info = job.client.get_stream(stream)
     if job.dry_run:
-        _announce(job, options, out)
+        _announce(job, stream, bounds, out)
         return
     made_us = time.time_ns() // 1_000
     consumers, consumer_count = consumers_of(job.client, stream, top, made_us)
@@ -122,21 +123,23 @@ def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
     return options
 
 
-def _announce(job: Job, options: dict[str, str], out: Path | None) -> None:
-    from contrail_spark.client import ReplayClient  # noqa: PLC0415
-    from contrail_spark.options import parse_options  # noqa: PLC0415
-
-    splits = ReplayClient(parse_options(options)).plan().splits
+def _announce(job: Job, stream: str, bounds: Bounds, out: Path | None) -> None:
+    asked = replaying.Bounds(
+        from_seq=bounds.from_seq,
+        to_seq=bounds.to_seq,
+        start_time=bounds.start_time,
+        end_time=bounds.end_time,
+        subject=" ".join(bounds.subjects) or None,
+    )
+    splits = job.client.replay_plan(stream, asked).splits
     messages = sum(split.messages for split in splits)
     then = "print tables" if out is None else f"print tables and write {out}"
     job.done(
-        f"would read about {messages:,} messages of {options['stream']} in {len(splits)} "
-        f"partitions, and {then}",
+        f"would read about {units.counted(messages, 'message')} of {stream}, and {then}",
         {
             "dry_run": True,
             "messages": messages,
             "bytes": sum(split.bytes for split in splits),
-            "partitions": len(splits),
             "report": None if out is None else str(out),
         },
     )

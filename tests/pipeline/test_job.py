@@ -1,0 +1,35 @@
+"""What all jobs have in common. No JVM."""
+
+import pytest
+
+from contrail_pipeline.job import reason
+
+OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_found"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            f"An exception was thrown from the Python worker:\n{OWN}\n",
+            "read stream S: 404 stream_not_found",
+        ),
+        (
+            "[PYTHON_DATA_SOURCE_ERROR] Failed to create Python data source instance: "
+            f"{OWN}\n SQLSTATE: 38000",
+            "read stream S: 404 stream_not_found",
+        ),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "job.py", line 7, in boom\n    raise ValueError("bad")\nValueError: bad\nmore',
+            "ValueError: bad",
+        ),
+        (
+            "[UNRESOLVED_COLUMN] There is no column x.\n  at line 1",
+            "[UNRESOLVED_COLUMN] There is no column x.",
+        ),
+        ("", ""),
+    ],
+)
+def test_one_line_says_why_a_job_failed(text: str, said: str) -> None:
+    assert reason(text) == said
