@@ -16,6 +16,8 @@ _HALF: Final = 0.5
 _REPEATED: Final = 0.05
 """The least share of repeated payloads that is worth a sentence: the estimate is off by 2 %."""
 _FEW: Final = 10
+_ALL: Final = 100
+_LEAST: Final = 0.1
 
 
 def count(number: float) -> str:
@@ -61,14 +63,16 @@ def rate(messages: float, span_us: int) -> str:
 
 def share(part: float, whole: float) -> str:
     """A share in percent: `<0.1 %` rather than 0, and `>99.9 %` rather than 100."""
-    if not whole or part == whole:
-        return "100 %" if whole else "-"
+    if not whole:
+        return "-"
     percent = 100 * part / whole
-    if 0 < percent < 0.1:  # noqa: PLR2004
-        return "<0.1 %"
-    if percent > 99.9:  # noqa: PLR2004
-        return ">99.9 %"
-    return f"{percent:.1f} %" if percent < _FEW else f"{percent:.0f} %"
+    if 0 < percent < _LEAST:
+        return f"<{_LEAST} %"
+    if _ALL - _LEAST < percent < _ALL:
+        return f">{_ALL - _LEAST} %"
+    # Without places, almost all would be 100 %.
+    places = 0 if _FEW <= percent <= _ALL - 1 or percent == _ALL else 1
+    return f"{percent:.{places}f} %"
 
 
 def moment(us: int, precision_us: int = S) -> str:
