@@ -282,6 +282,7 @@ _READING: Final = (
         cases_spark.SparkCount("seq"),
         beside=(Beside("spark", 1, "all columns"),),
     ),
+    *cases_spark.WHOLE_ROWS,
     Case(
         "spark-write",
         "Spark df.write, with ids",

@@ -1,22 +1,33 @@
 """Reading, following and writing with Spark."""
 
 import multiprocessing
+import socket
+import statistics
+import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from contrail_spark.session import JavaNotFoundError, Profile, local_session
 from contrail_spark.source import ContrailDataSource
 from tests.bench.cases_read import STREAM, Source
-from tests.bench.figures import Bench, BenchError, Measured, Run
-from tests.bench.http_scripts import SUBJECTS
-from tests.bench.processes import Usage
-from tests.bench.server import Server, fill, fresh_server
+from tests.bench.figures import Bench, BenchError, Beside, Case, Measured, Run
+from tests.bench.http_scripts import PAYLOAD_BYTES, SUBJECTS, Batches
+from tests.bench.processes import HOST, Usage
+from tests.bench.server import Server, fill, fresh_server, publish_batches
 
 _PREFIX: Final = "bench"
 _PARTITIONS: Final = 8
 _BATCHES: Final = 4
+_RATE: Final = 20_000
+_RATE_BATCH: Final = 500
+_TIMEOUT_S: Final = 60.0
+_LATE_MAX: Final = 0.1
+_RECEIVED_BYTES: Final = 64 << 10
+_WARM_UP_S: Final = 2.0
+"""The first batches of a query compile its code, and are left out."""
 
 Job = Callable[[Any, Source], Callable[[], Run]]
 """Prepares a job in a session, and returns what runs and measures it once."""
@@ -37,6 +48,45 @@ class SparkCount:
 
     def _job(self, session: Any, source: Source) -> Callable[[], Run]:
         return lambda: _counted(session, source, self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkRows:
+    """All columns of all rows, which are then dropped: rows a second, or megabytes of payload.
+
+    ``from_parquet`` reads the same rows from local files, which Spark has written before. There are
+    ``fewer`` times fewer rows than the scale says.
+    """
+
+    payload_bytes: int = PAYLOAD_BYTES
+    fewer: int = 1
+    from_parquet: bool = False
+    in_mb: bool = False
+
+    def __call__(self, bench: Bench) -> Measured | None:
+        """The runs; None without Java."""
+        rows = bench.scale.messages // self.fewer
+        with fresh_server(bench) as server:
+            server.create_stream(STREAM, _PREFIX)
+            publish_batches(bench, server, STREAM, _PREFIX, rows, self.payload_bytes)
+            files = bench.folder / "rows.parquet" if self.from_parquet else None
+            runs = _runs(bench, server, _Scan(files, rows, self._per_row))
+        return Measured(tuple(runs), note="local[2]") if runs else None
+
+    @property
+    def _per_row(self) -> float:
+        return self.payload_bytes / 1e6 if self.in_mb else 1.0
+
+
+def spark_latency(bench: Bench) -> Measured | None:
+    """The age of the oldest row of a micro-batch when it is done, at a steady rate: seconds."""
+    with fresh_server(bench) as server:
+        server.create_stream(STREAM, _PREFIX)
+        runs = _runs(bench, server, _Latency(bench.scale.held_s))
+    if not runs:
+        return None
+    p99 = max(run.p99_s or 0.0 for run in runs)
+    return Measured(tuple(runs), note=f"local[2], {_RATE:,} msg/s; p99 {p99:.2f} s, aim 1.5 s")
 
 
 def spark_stream(bench: Bench) -> Measured | None:
@@ -130,3 +180,123 @@ def _written(frame: Any, source: Source) -> Run:
     frame.write.format("contrail").options(**options).mode("append").save()
     after = Usage.now(source.server_pid)
     return replace(before.run(after, source.messages), client_us=None, other_cores=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Reads all columns, from the stream or from files with the same rows."""
+
+    files: Path | None
+    rows: int
+    per_row: float
+
+    def __call__(self, session: Any, source: Source) -> Callable[[], Run]:
+        stream = session.read.format("contrail").options(url=source.url, stream=STREAM)
+        if self.files is None:
+            return lambda: self._scanned(stream.load(), source)
+        stream.load().write.mode("overwrite").parquet(str(self.files))
+        frame = session.read.parquet(str(self.files))
+        if frame.count() != self.rows:
+            raise BenchError(f"the files have {frame.count()} of {self.rows} rows")
+        return lambda: self._scanned(frame, source)
+
+    def _scanned(self, frame: Any, source: Source) -> Run:
+        before = Usage.now(source.server_pid)
+        frame.write.format("noop").mode("overwrite").save()
+        after = Usage.now(source.server_pid)
+        run = before.run(after, self.rows)
+        return replace(run, value=run.value * self.per_row, client_us=None, other_cores=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Latency:
+    """Follows a stream to which a thread publishes at a steady rate for some seconds."""
+
+    seconds: float
+
+    def __call__(self, session: Any, source: Source) -> Callable[[], Run]:
+        return lambda: self._followed(session, source)
+
+    def _followed(self, session: Any, source: Source) -> Run:
+        ages: list[tuple[float, float]] = []
+
+        def look(batch: Any, _: int) -> None:
+            oldest = batch.selectExpr("unix_micros(min(time))").first()[0]
+            if oldest is not None:
+                ages.append((time.monotonic(), time.time() - oldest / 1e6))
+
+        options = {"url": source.url, "stream": STREAM, "startingPosition": "latest"}
+        frame = session.readStream.format("contrail").options(**options).load()
+        query = frame.writeStream.foreachBatch(look).start()
+        query.processAllAvailable()  # it has a position from now on
+        before, begun = Usage.now(source.server_pid), time.monotonic()
+        with ThreadPoolExecutor(1) as thread:
+            published = thread.submit(_publish_steadily, source, _WARM_UP_S + self.seconds).result()
+        after = Usage.now(source.server_pid)
+        query.processAllAvailable()
+        query.stop()
+        found = sorted(age for at, age in ages if begun + _WARM_UP_S < at)
+        if len(found) < 2:
+            raise BenchError(f"the query had {len(found)} batches in {self.seconds} s")
+        cuts = statistics.quantiles(found, n=100, method="inclusive")
+        run = before.run(after, published, value=cuts[49])
+        return replace(run, p50_s=cuts[49], p99_s=cuts[98], client_us=None, other_cores=0.0)
+
+
+def _publish_steadily(source: Source, seconds: float) -> int:
+    """Publish batches at the rate until the time is over; BenchError if it cannot be held."""
+    [script] = Batches(STREAM, _PREFIX, _RATE_BATCH, connections=1)()
+    batches = int(seconds * _RATE) // _RATE_BATCH
+    begun = time.monotonic()
+    with socket.create_connection((HOST, source.port), _TIMEOUT_S) as connection:
+        for number in range(batches):
+            wait_until(begun + number * _RATE_BATCH / _RATE)
+            connection.sendall(script.request(b"") or b"")
+            answer = b""
+            while not script.complete(answer):
+                received = connection.recv(_RECEIVED_BYTES)
+                if not received:
+                    raise BenchError("the server closed the connection")
+                answer += received
+    late_s = time.monotonic() - begun - seconds
+    if late_s > _LATE_MAX * seconds:
+        raise BenchError(f"publishing at {_RATE:,} msg/s took {late_s:.1f} s longer than it should")
+    return batches * _RATE_BATCH
+
+
+def wait_until(at_s: float) -> None:
+    """Wait for a time of the monotonic clock."""
+    time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+WHOLE_ROWS: Final = (
+    Case(
+        "spark-parquet",
+        "Spark, all rows from local Parquet, then dropped",
+        "rows/s",
+        SparkRows(from_parquet=True),
+    ),
+    Case(
+        "spark-rows",
+        "Spark, all rows of the stream, then dropped",
+        "rows/s",
+        SparkRows(),
+        beside=(Beside("spark-parquet", 1, "the same rows in local Parquet", aim=0.5),),
+    ),
+    Case(
+        "spark-1k",
+        "the same with payloads of 1 KiB",
+        "MB/s",
+        SparkRows(payload_bytes=1_024, fewer=2, in_mb=True),
+        aim=400,
+    ),
+    Case(
+        "spark-latency",
+        "Spark readStream at 20,000 msg/s: age of the oldest row of a batch",
+        "s",
+        spark_latency,
+        aim=0.7,
+        smaller_is_better=True,
+    ),
+)
+"""Cases that look at every column of a row, in a batch and in a query."""
