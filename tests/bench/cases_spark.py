@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
+
 from contrail_spark.session import JavaNotFoundError, Profile, local_session
 from contrail_spark.source import ContrailDataSource
 from tests.bench.cases_read import STREAM, Source
@@ -125,6 +127,9 @@ def _in_session(source: Source, job: Job, runs: int) -> list[Run]:
         measure = job(session, source)
         measure()
         return [measure() for _ in range(runs)]
+    except PySparkException as error:
+        # It refers to its JVM, so it could not be sent to the other process.
+        raise BenchError(f"Spark failed: {error}") from None
     finally:
         session.stop()
 

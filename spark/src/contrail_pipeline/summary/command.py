@@ -12,7 +12,7 @@ import typer
 
 from contrail_client.cli import show, units
 from contrail_client.cli.arguments import StreamName
-from contrail_client.cli.ending import Failed
+from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.models import StreamInfo
 from contrail_client.operations import replaying
 from contrail_pipeline.job import Job, job_command
@@ -21,6 +21,14 @@ from contrail_pipeline.summary.figures import Bounds, Content, Summary
 from contrail_pipeline.tasks import watched
 
 TOP_MAX: Final = 1_000
+_FLAGS: Final = {
+    "option subject": "option --subject",
+    "startingSequence": "--from-seq",
+    "endingSequence": "--to-seq",
+    "startingTimestamp": "--start-time",
+    "endingTimestamp": "--end-time",
+}
+"""The names of the data source for the options of the command."""
 
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="HTML file to write the report to.")]
 Subjects = Annotated[
@@ -106,7 +114,8 @@ def _state(info: StreamInfo) -> dict[str, Any]:
 
 
 def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
-    """The options of the data source; ValueError if they are not valid."""
+    """The options of the data source; Misuse if they are not valid."""
+    from contrail_spark.errors import OptionError  # noqa: PLC0415
     from contrail_spark.options import parse_options  # noqa: PLC0415
 
     given = {
@@ -119,7 +128,13 @@ def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
     options = job.server_options(stream) | {
         name: str(value) for name, value in given.items() if value is not None
     }
-    parse_options(options)
+    try:
+        parse_options(options)
+    except OptionError as error:
+        text = str(error)
+        for name, flag in _FLAGS.items():
+            text = text.replace(name, flag)
+        raise Misuse(text) from None
     return options
 
 
