@@ -1,8 +1,12 @@
 """What all jobs have in common: where they run, dry runs, progress, and the source of messages."""
 
 import inspect
+import logging
 import os
 import re
+import signal
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,10 +89,19 @@ class Job:
             raise Failed(str(error)) from error
         # The error of a failed task ends the job; Spark would also log it, with its stack.
         spark.sparkContext.setLogLevel("OFF")
+        # Py4J logs the traceback of every call that Ctrl-C cuts short, and Spark's own handler of
+        # Ctrl-C makes another call in the midst of one.
+        logging.getLogger().addHandler(logging.NullHandler())
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield spark
         except PySparkException as error:
             raise Failed(reason(str(error))) from error
+        except KeyboardInterrupt:
+            # An interrupted call has closed its connection, and Spark warns about that.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            raise
         finally:
             sessions.shut_down(spark)
 
