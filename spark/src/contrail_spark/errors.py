@@ -53,6 +53,18 @@ class ProtocolError(ContrailSparkError):
     """The server's answer does not follow the API."""
 
 
+class LakeError(ContrailSparkError):
+    """A lake is damaged, is of another stream or format, or cannot be changed like this."""
+
+
+class LakeNotFoundError(LakeError):
+    """There is no lake in the folder."""
+
+
+class LakeConflictError(LakeError):
+    """Another job has changed the lake meanwhile; nothing was committed."""
+
+
 @contextmanager
 def message_first() -> Iterator[None]:
     """Make Spark report our errors by their message, without a traceback before it.
