@@ -1,4 +1,4 @@
-"""The batch reader: one Spark partition for each split of a plan."""
+"""The batch reader: one Spark partition for each split of a plan, of the stream or its lake."""
 
 import functools
 import gc
@@ -9,11 +9,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from contrail_spark.client import ReplayClient
 from contrail_spark.errors import message_first
+from contrail_spark.lake.reader import LakeReader
+from contrail_spark.lake.splits import LakeSplit
 from contrail_spark.options import ReplayOptions
-from contrail_spark.plan import ReplayPlan, Split
+from contrail_spark.plan import Split
 from contrail_spark.schema import arrow_schema, conform
+from contrail_spark.tiered import TieredPlan, client_of, selection
 
 
 @dataclass
@@ -21,6 +23,13 @@ class SplitPartition(InputPartition):
     """A Spark partition that reads one split of the plan."""
 
     split: Split
+
+
+@dataclass
+class LakePartition(InputPartition):
+    """A Spark partition that reads one split of the lake."""
+
+    split: LakeSplit
 
 
 class ContrailBatchReader(DataSourceReader):
@@ -31,32 +40,40 @@ class ContrailBatchReader(DataSourceReader):
     Options and ``.schema(...)`` narrow a read instead.
     """
 
-    def __init__(self, options: ReplayOptions, plan: ReplayPlan, schema: StructType) -> None:
+    def __init__(self, options: ReplayOptions, plan: TieredPlan, schema: StructType) -> None:
         self._options = options
         self._plan = plan
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """The splits of the plan; an empty range has none."""
-        return [SplitPartition(split) for split in self._plan.splits]
+        stream = self._plan.stream
+        return [
+            *map(LakePartition, self._plan.lake_splits),
+            *map(SplitPartition, stream.splits if stream else ()),
+        ]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The record batches of one partition; None means that the plan has no partitions."""
         # Spark calls `read` once with None if there are no partitions.
-        if not isinstance(partition, SplitPartition):
+        if not isinstance(partition, SplitPartition | LakePartition):
             return
+        freeze_modules()
+        wanted = arrow_schema(self._schema)
         with message_first():
-            yield from read_split(self._options, self._plan, partition.split, self._schema)
+            for batch in self._batches(partition, tuple(wanted.names)):
+                yield conform(batch, wanted)
 
-
-def read_split(
-    options: ReplayOptions, plan: ReplayPlan, split: Split, schema: StructType
-) -> Iterator[pa.RecordBatch]:
-    """The record batches of one split as Spark takes them; raises as `ReplayClient.read`."""
-    freeze_modules()
-    wanted = arrow_schema(schema)
-    for batch in ReplayClient(options).read(plan, split, tuple(wanted.names)):
-        yield conform(batch, wanted)
+    def _batches(
+        self, partition: SplitPartition | LakePartition, columns: tuple[str, ...]
+    ) -> Iterator[pa.RecordBatch]:
+        plan = self._plan
+        if isinstance(partition, LakePartition):
+            assert plan.lake is not None
+            return LakeReader(plan.lake, selection(self._options)).read(partition.split, columns)
+        assert plan.stream is not None
+        client = client_of(self._options, plan.lake)
+        return client.read(plan.stream, partition.split, columns)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -82,17 +82,34 @@ class _Chunks:
         self.closed = True
 
 
+class Archive(Protocol):
+    """What else has messages that the stream no longer has."""
+
+    def removed(
+        self, shard: int, bounds: tuple[int, int], columns: tuple[str, ...]
+    ) -> tuple[list[tuple[int, int]], Iterator[pa.RecordBatch]]:
+        """The ranges within ``bounds`` that it lacks too, and its messages of the others."""
+        ...
+
+
 class ReplayClient:
     """Reads replay plans and splits of one stream.
 
+    What the stream no longer has when a split is read comes from ``archive``, if there is one.
     Every method raises OptionError if the token file cannot be read, ServerRefusedError (or its
     subclasses) for a refusal, UnavailableError after the last retry, and ProtocolError for an
     invalid answer.
     """
 
-    def __init__(self, options: ReplayOptions, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        options: ReplayOptions,
+        sleep: Callable[[float], None] = time.sleep,
+        archive: Archive | None = None,
+    ) -> None:
         self._options = options
         self._sleep = sleep
+        self._archive = archive
 
     def plan(self) -> ReplayPlan:
         """Fix the range that the options ask for.
@@ -150,7 +167,9 @@ class ReplayClient:
                         continue
                     if failure.name not in (GONE, NOT_APPLIED):
                         raise
-                    left = self._after_loss(plan, left, failure)
+                    kept = self._kept_of(plan, left, failure)
+                    yield from self._gone(left, kept, columns, failure)
+                    left = kept
                     retries.progress()
             except InterruptionError as interruption:
                 consistency = self._options.consistency
@@ -192,7 +211,7 @@ class ReplayClient:
             with suppress(OSError, http.client.HTTPException):
                 response.read(1)
 
-    def _after_loss(
+    def _kept_of(
         self, plan: ReplayPlan, left: Split, failure: ServerRefusedError | InterruptionError
     ) -> Split:
         """What the stream still has of ``left`` after the server refused a part of it.
@@ -211,28 +230,50 @@ class ReplayClient:
             ) from failure
         kept = [(one.from_seq, one.to_seq) for one in found.splits]
         first, last = (kept[0][0], kept[-1][1]) if kept else (left.to_seq + 1, left.to_seq)
-        edges = ((left.from_seq, first - 1), (last + 1, left.to_seq))
-        gone = " and ".join(f"{low}..{high}" for low, high in edges if low <= high)
-        if not gone:
+        if (first, last) == (left.from_seq, left.to_seq):
             # It was a replica that refused, and the leader still has everything.
             raise (
                 failure
                 if isinstance(failure, InterruptionError)
                 else InterruptionError(str(failure))
             )
-        how = "lost by the server" if failure.name == NOT_APPLIED else "removed"
-        lost = (
-            f"stream {plan.stream} shard {left.shard}: sequences {gone} were {how} before they "
-            "were read"
-        )
-        if self._options.fail_on_data_loss:
-            raise DataLossError(
-                f'{lost}. To read what is left, use .option("failOnDataLoss", "false")',
-                410,
-                GONE,
-            ) from failure
-        _log.warning("%s; continuing without them", lost)
         return replace(left, from_seq=first, to_seq=last)
+
+    def _gone(
+        self,
+        left: Split,
+        kept: Split,
+        columns: tuple[str, ...],
+        failure: ServerRefusedError | InterruptionError,
+    ) -> Iterator[pa.RecordBatch]:
+        """What the archive has of the part of ``left`` before ``kept``.
+
+        Raises DataLossError for what it lacks, and for the part after ``kept``, or logs that. The
+        archive is not asked for the latter: the stream may store other messages there.
+        """
+        removed = (left.from_seq, kept.from_seq - 1)
+        lacking, batches = [removed], iter(())
+        if self._archive is not None and removed[0] <= removed[1]:
+            lacking, batches = self._archive.removed(left.shard, removed, columns)
+        edges = (*lacking, (kept.to_seq + 1, left.to_seq))
+        gone = " and ".join(f"{first}..{last}" for first, last in edges if first <= last)
+        if gone:
+            how = "lost by the server" if failure.name == NOT_APPLIED else "removed"
+            where = f"stream {self._options.stream} shard {left.shard}"
+            lost = f"{where}: sequences {gone} were {how} before they were read"
+            report_loss(self._options, lost, failure)
+        yield from batches
+
+
+def report_loss(options: ReplayOptions, lost: str, cause: Exception | None = None) -> None:
+    """Raise DataLossError for messages that are ``lost``, or log it if the user allows it."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f'{lost}. To read what is left, use .option("failOnDataLoss", "false")',
+            410,
+            GONE,
+        ) from cause
+    _log.warning("%s; continuing without them", lost)
 
 
 def _end_of(batch: pa.RecordBatch, left: Split) -> int:

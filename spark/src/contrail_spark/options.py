@@ -1,6 +1,7 @@
 """The options of ``format("contrail")``, to read and to write: names, defaults, error messages."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ NAMES: Final = (
     "startingPosition",
     "maxMessagesPerTrigger",
     "maxOffsetsPerTrigger",
+    "lake",
+    "lakeOnly",
 )
 WRITE_NAMES: Final = (
     "url",
@@ -61,7 +64,13 @@ WRITE_NAMES: Final = (
 )
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of a streaming query, which Spark passes on to the data source."""
-BATCH_ONLY: Final = ("endingSequence", "endingTimestamp", "splits", "maxBytesPerPartition")
+BATCH_ONLY: Final = (
+    "endingSequence",
+    "endingTimestamp",
+    "splits",
+    "maxBytesPerPartition",
+    "lakeOnly",
+)
 STREAM_ONLY: Final = ("startingPosition", "maxMessagesPerTrigger", "maxOffsetsPerTrigger")
 _EXCLUSIVE: Final = (
     ("startingSequence", "startingTimestamp"),
@@ -111,6 +120,7 @@ class ReplayOptions(ServerOptions):
     """Checked options. Times are RFC 3339; None means no limit, and no ``subjects`` mean all.
 
     The range is cut into about ``splits`` parts, or into more of at most about ``split_bytes``.
+    ``lake`` is the folder of the stream's lake, and with ``lake_only`` the server is not asked.
     """
 
     subjects: tuple[str, ...] = ()
@@ -125,6 +135,8 @@ class ReplayOptions(ServerOptions):
     consistency: str | None = None
     starting_position: str | None = None
     max_per_trigger: int | None = None
+    lake: str | None = None
+    lake_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +180,11 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
         starting_position=read("startingPosition", _position),
         max_per_trigger=read("maxMessagesPerTrigger", _sequence)
         or read("maxOffsetsPerTrigger", _sequence),
+        lake=read("lake", _folder),
+        lake_only=read("lakeOnly", _boolean) is True,
     )
+    if parsed.lake_only and parsed.lake is None:
+        raise OptionError("option lakeOnly needs the option lake, which names the folder")
     _check_order(parsed)
     return parsed
 
@@ -246,6 +262,11 @@ def _not_empty(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be empty")
     return text.strip()
+
+
+def _folder(text: str) -> str:
+    # Workers run in other folders.
+    return os.path.abspath(_not_empty(text))
 
 
 def parse_url(text: str) -> str:

@@ -4,7 +4,6 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from contrail_spark.batch import ContrailBatchReader
-from contrail_spark.client import ReplayClient
 from contrail_spark.errors import OptionError, message_first
 from contrail_spark.layout import Layout, parse_layout
 from contrail_spark.options import (
@@ -15,9 +14,9 @@ from contrail_spark.options import (
     parse_write_options,
     refuse,
 )
-from contrail_spark.plan import ReplayPlan
 from contrail_spark.schema import checked_projection, spark_schema
 from contrail_spark.stream import ContrailStreamReader
+from contrail_spark.tiered import TieredPlan, make_plan
 from contrail_spark.writer import ContrailBatchWriter, ContrailStreamWriter
 
 
@@ -28,7 +27,7 @@ class ContrailDataSource(DataSource):
     reads the same messages. Call ``load()`` again for newer ones.
     """
 
-    _plan: ReplayPlan | None = None
+    _plan: TieredPlan | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -43,7 +42,7 @@ class ContrailDataSource(DataSource):
         with message_first():
             options = parse_options(self.options)
             schema = spark_schema(options.columns)
-            self._plan = ReplayClient(options).plan()
+            self._plan = make_plan(options)
             return schema
 
     def reader(self, schema: StructType) -> ContrailBatchReader:
@@ -53,7 +52,7 @@ class ContrailDataSource(DataSource):
             refuse(self.options, STREAM_ONLY, "spark.read")
             projection = checked_projection(schema, options.columns)
             if self._plan is None:
-                self._plan = ReplayClient(options).plan()
+                self._plan = make_plan(options)
             return ContrailBatchReader(options, self._plan, projection)
 
     def streamReader(self, schema: StructType) -> ContrailStreamReader:

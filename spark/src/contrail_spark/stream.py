@@ -15,9 +15,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from contrail_spark.batch import read_split
+from contrail_spark.batch import freeze_modules
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import CheckpointError, StreamChangedError, message_first
+from contrail_spark.lake.store import Lake
 from contrail_spark.offsets import (
     Heads,
     advance,
@@ -30,6 +31,8 @@ from contrail_spark.offsets import (
 )
 from contrail_spark.options import ReplayOptions
 from contrail_spark.plan import ReplayPlan, Split
+from contrail_spark.schema import arrow_schema, conform
+from contrail_spark.tiered import check_lake, client_of, reaching_back
 
 NEW_CHECKPOINT: Final = "Use a new checkpointLocation"
 GO_ON: Final = 'or go on without what is lost: .option("failOnDataLoss", "false")'
@@ -106,10 +109,14 @@ class ContrailStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The record batches of one partition; None means that the batch has no partitions."""
         if not isinstance(partition, StreamPartition):
             return
+        freeze_modules()
         plan = ReplayPlan(self._options.stream, partition.incarnation, ())
+        wanted = arrow_schema(self._schema)
         with message_first():
+            client = client_of(self._options, self._lake(plan))
             try:
-                yield from read_split(self._options, plan, partition.split, self._schema)
+                for batch in client.read(plan, partition.split, tuple(wanted.names)):
+                    yield conform(batch, wanted)
             except StreamChangedError as changed:
                 lost = f"{partition.split.from_seq}..{partition.split.to_seq}"
                 self._lost(
@@ -132,7 +139,16 @@ class ContrailStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             split_bytes=None,
             consistency=None,
         )
-        return ReplayClient(asked).plan()
+        plan = ReplayClient(asked).plan()
+        lake = self._lake(plan)
+        return plan if lake is None else reaching_back(plan, lake, start_time)
+
+    def _lake(self, plan: ReplayPlan) -> Lake | None:
+        if self._options.lake is None:
+            return None
+        lake = Lake.open(self._options.lake)
+        check_lake(self._options, lake, plan)
+        return lake
 
     def _lost(self, what: str, cause: Exception | None = None) -> None:
         """Report a loss: an error, or a line in the log if the user accepts losses."""
