@@ -22,13 +22,15 @@ class NumberedBatch:
     """A batch of a producer: the server stores none of its messages twice.
 
     ``title`` names it in errors, and ``forgotten`` says what to do if the server no longer knows
-    which of its messages it has.
+    which of its messages it has. With ``repeats`` the producer may begin again with batches that
+    are complete.
     """
 
     producer: str
     number: int
     title: str
     forgotten: str
+    repeats: bool = False
 
 
 class _Problem(msgspec.Struct):
@@ -134,7 +136,7 @@ class Publisher:
 
     def _check_number(self, run: _Run) -> None:
         # The server does not look at the ids of earlier batches, so these messages may be new.
-        if run.first_seq == 0:
+        if run.first_seq == 0 and not self._batch.repeats:
             raise ServerRefusedError(
                 f"{self._what}: the stream has a later batch already. The checkpoint is older "
                 "than the last run of the query: start it from its newest checkpoint, or from a "

@@ -70,7 +70,7 @@ def make_plan(options: ReplayOptions) -> TieredPlan:
     # After the plan: what has been removed from the stream by then is in the lake by now, or lost.
     state = lake.state()
     wanted = selection(options)
-    ranges = _ranges(options, state, stream)
+    ranges = lake_ranges(options, state, stream)
     files = {}
     for shard, bounds in ranges.items():
         for first, last in missing_wanted(state, shard, bounds, wanted):
@@ -149,7 +149,7 @@ def _stream_plan(options: ReplayOptions, lake: Lake) -> ReplayPlan:
         ) from refused
 
 
-def _ranges(
+def lake_ranges(
     options: ReplayOptions, state: State, stream: ReplayPlan | None
 ) -> Mapping[int, Bounds]:
     """The range of each shard that has to come from the lake.

@@ -81,7 +81,7 @@ def cut(files: Mapping[int, tuple[Bounds, list[FileEntry]]], size: int) -> list[
     for shard, (bounds, entries) in sorted(files.items()):
         for group in _groups(entries, size):
             splits += _parts(shard, bounds, group, size)
-    return _verified_once(splits)
+    return verified_once(splits)
 
 
 def _groups(entries: Iterable[FileEntry], size: int) -> Iterator[list[FileEntry]]:
@@ -111,7 +111,8 @@ def _parts(shard: int, bounds: Bounds, group: list[FileEntry], size: int) -> Ite
             yield LakeSplit(shard, before + 1, last, own)
 
 
-def _verified_once(splits: Iterable[LakeSplit]) -> list[LakeSplit]:
+def verified_once(splits: Iterable[LakeSplit]) -> list[LakeSplit]:
+    """The same splits, of which the first one that reads a file also verifies it."""
     seen: set[str] = set()
     found = []
     for split in splits:

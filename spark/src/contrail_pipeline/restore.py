@@ -1,0 +1,85 @@
+"""`contrail pipeline restore`: the options of the job."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contrail_client.cli.arguments import StreamName
+from contrail_client.cli.ending import Misuse
+from contrail_pipeline.job import Job, job_command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    job_command(app, "restore")(restore)
+
+
+def restore(  # noqa: PLR0913 one for each option
+    job: Job,
+    lake: Annotated[Path, typer.Argument(help="Folder of the lake.")],
+    stream: StreamName,
+    *,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SUBJECT", help="Only messages of these subjects; may be repeated."),
+    ] = None,
+    from_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="First sequence (lakes of one shard).")
+    ] = None,
+    to_seq: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Last sequence (lakes of one shard).")
+    ] = None,
+    start_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
+    ] = None,
+    end_time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
+    ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the stream if it does not exist.")
+    ] = False,
+    capture: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SUBJECT",
+            help="With --create: a subject to capture; may be repeated.",
+            show_default="the first tokens in the lake",
+        ),
+    ] = None,
+    subject_prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Put this before each subject, such as `old.`.")
+    ] = "",
+    origin: Annotated[
+        bool,
+        typer.Option("--origin", help="Add headers that say where and when a message was stored."),
+    ] = False,
+    name: Annotated[
+        str,
+        typer.Option(help="Another name restores messages again that the stream had before."),
+    ] = "",
+) -> None:
+    """Replay a lake into a stream, each message once. If interrupted, run it again."""
+    if capture and not create:
+        raise Misuse("--capture needs --create")
+    # Arrow and Spark take a while to import, and `--help` must not wait for them.
+    from contrail_pipeline.restoring import Restorer, Wishes  # noqa: PLC0415
+
+    given = {
+        "subject": " ".join(subject or ()),
+        "startingSequence": "" if from_seq is None else str(from_seq),
+        "endingSequence": "" if to_seq is None else str(to_seq),
+        "startingTimestamp": start_time or "",
+        "endingTimestamp": end_time or "",
+    }
+    wishes = Wishes(
+        selected={option: value for option, value in given.items() if value},
+        create=create,
+        capture=tuple(capture or ()),
+        prefix=subject_prefix,
+        origin=origin,
+        name=name,
+    )
+    Restorer(job, lake, stream, wishes).run()
