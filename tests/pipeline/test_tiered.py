@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from contrail_client import Contrail, Message, NotFound
+from contrail_client import Contrail, NotFound
 from contrail_spark.batch import ContrailBatchReader
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import (
@@ -21,66 +21,16 @@ from contrail_spark.errors import (
     OptionError,
     ServerRefusedError,
 )
-from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.store import Lake
 from contrail_spark.options import parse_options
 from contrail_spark.schema import arrow_schema, spark_schema
 from contrail_spark.source import ContrailDataSource
-from tests.pipeline.lakes import Row, archive
+from tests.pipeline.tiers import Tiers
 from tests.support.servers import ServerProcess
 
 
-class Tiers:
-    """Stream S, and the lake of it."""
-
-    def __init__(self, server: ServerProcess, client: Contrail, folder: Path, shards: int) -> None:
-        self.client = client
-        self.url = server.url
-        self.folder = folder / "lake"
-        self.published = 0
-        self.shards = shards
-        config = {"shards": shards, "shard_by": [2]} if shards > 1 else {}
-        client.ensure_stream("S", {"subjects": ["s.>"], **config})
-
-    def publish(self, count: int) -> None:
-        """Publish messages whose payloads are numbers, a few at a time."""
-        for start in range(self.published, self.published + count, 25):
-            few = range(start, min(start + 25, self.published + count))
-            messages = [Message(f"s.{at % 4}.{at % 3}", str(at)) for at in few]
-            self.client.publish_batch("S", messages).raise_refused()
-        self.published += count
-
-    def archive(self, lose: int = 0) -> Lake:
-        """Archive what is new, but of each shard the first ``lose`` messages are too late."""
-        client = ReplayClient(parse_options({"url": self.url, "stream": "S"}))
-        plan = client.plan()
-        lake = Lake.ensure(self.folder, "S", plan.incarnation, None)
-        state = lake.state()
-        rows: list[Row] = []
-        for split in plan.splits:
-            for batch in client.read(plan, split, tuple(arrow_schema(spark_schema()).names)):
-                times = batch.column("time").cast("int64").to_pylist()
-                found = zip(batch.to_pylist(), times, strict=True)
-                rows += [{**row, "time": time} for row, time in found]
-        covered, lost = [], []
-        for one in plan.shards:
-            first = state.archived_through(one.shard) + 1
-            covered.append(Range(one.shard, first, one.last_seq))
-            start = max(first, one.first_seq) + lose
-            if start > first:
-                lost.append(Range(one.shard, first, start - 1))
-            rows = [row for row in rows if row["shard"] != one.shard or row["seq"] >= start]
-        archive(lake, rows, covered, lost, row_group=20)
-        return lake
-
-    def retain(self, first: int) -> None:
-        """Remove all messages below a sequence from each shard."""
-        for shard in range(self.shards):
-            self.client.purge_stream("S", up_to_seq=first, shard=shard)
-
-    def time(self, seq: int) -> str:
-        """When a message of the first shard was published."""
-        return self.client.read_range("S", shard=0, from_seq=seq, limit=1).messages[0].time
+class Reads(Tiers):
+    """Reads of both as one, in the way of Spark's workers."""
 
     def source(self, **options: str) -> ContrailDataSource:
         given = {"url": self.url, "stream": "S", "lake": str(self.folder), **options}
@@ -122,14 +72,14 @@ def shards() -> int:
 
 
 @pytest.fixture
-def tiers(server: ServerProcess, tmp_path: Path, shards: int) -> Iterator[Tiers]:
+def tiers(server: ServerProcess, tmp_path: Path, shards: int) -> Iterator[Reads]:
     with Contrail(server.url) as client:
-        yield Tiers(server, client, tmp_path, shards)
+        yield Reads(server, client, tmp_path, shards)
         with suppress(NotFound):
             client.delete_stream("S")
 
 
-def test_what_retention_removed_comes_from_the_lake(tiers: Tiers) -> None:
+def test_what_retention_removed_comes_from_the_lake(tiers: Reads) -> None:
     tiers.publish(1_000)
     tiers.archive()
     tiers.retain(300)
@@ -140,7 +90,7 @@ def test_what_retention_removed_comes_from_the_lake(tiers: Tiers) -> None:
     assert kinds == {"LakePartition", "SplitPartition"}
 
 
-def test_a_tiered_read_equals_the_stream_before_retention(tiers: Tiers) -> None:
+def test_a_tiered_read_equals_the_stream_before_retention(tiers: Reads) -> None:
     tiers.publish(600)
     tiers.archive()
     some = tiers.time(100)
@@ -169,7 +119,7 @@ def test_a_tiered_read_equals_the_stream_before_retention(tiers: Tiers) -> None:
 
 
 @pytest.mark.parametrize("shards", [1])
-def test_sequences_mean_the_same_in_lake_and_stream(tiers: Tiers) -> None:
+def test_sequences_mean_the_same_in_lake_and_stream(tiers: Reads) -> None:
     tiers.publish(300)
     tiers.archive()
     tiers.retain(200)
@@ -181,14 +131,14 @@ def test_sequences_mean_the_same_in_lake_and_stream(tiers: Tiers) -> None:
     assert tiers.read(startingSequence="120", subject="s.1.>") == list(range(121, 300, 4))
 
 
-def test_sequences_of_several_shards_are_refused_without_a_server_too(tiers: Tiers) -> None:
+def test_sequences_of_several_shards_are_refused_without_a_server_too(tiers: Reads) -> None:
     tiers.publish(10)
     tiers.archive()
     with pytest.raises(OptionError, match="stream S has 2 shards, each with its own sequences"):
         tiers.reader(startingSequence="2", lakeOnly="true")
 
 
-def test_all_columns_come_back_with_the_types_that_spark_compares(tiers: Tiers) -> None:
+def test_all_columns_come_back_with_the_types_that_spark_compares(tiers: Reads) -> None:
     tiers.publish(40)
     plain = tiers.reader(lake="")
     before = [row for part in plain.partitions() for row in rows(plain, part)]
@@ -203,7 +153,7 @@ def test_all_columns_come_back_with_the_types_that_spark_compares(tiers: Tiers) 
             assert batch.schema.equals(arrow_schema(spark_schema()), check_metadata=True)
 
 
-def test_the_number_and_the_size_of_partitions_are_options_of_the_lake_too(tiers: Tiers) -> None:
+def test_the_number_and_the_size_of_partitions_are_options_of_the_lake_too(tiers: Reads) -> None:
     tiers.publish(2_000)
     tiers.archive()
     tiers.retain(5_000)
@@ -212,7 +162,7 @@ def test_the_number_and_the_size_of_partitions_are_options_of_the_lake_too(tiers
     assert len(tiers.reader(maxBytesPerPartition="1k").partitions()) > 10
 
 
-def test_a_deleted_message_stays_deleted_while_the_stream_has_older_ones(tiers: Tiers) -> None:
+def test_a_deleted_message_stays_deleted_while_the_stream_has_older_ones(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.archive()
     tiers.retain(5)
@@ -223,7 +173,7 @@ def test_a_deleted_message_stays_deleted_while_the_stream_has_older_ones(tiers: 
     assert len(found) == 99
 
 
-def test_retention_between_plan_and_read_loses_nothing(tiers: Tiers) -> None:
+def test_retention_between_plan_and_read_loses_nothing(tiers: Reads) -> None:
     tiers.publish(1_000)
     tiers.archive()
     tiers.retain(100)
@@ -232,7 +182,7 @@ def test_retention_between_plan_and_read_loses_nothing(tiers: Tiers) -> None:
     assert sorted(numbers(reader)) == list(range(1_000))
 
 
-def test_what_is_archived_after_the_plan_is_found_by_a_read(tiers: Tiers) -> None:
+def test_what_is_archived_after_the_plan_is_found_by_a_read(tiers: Reads) -> None:
     tiers.publish(500)
     tiers.archive()
     tiers.publish(500)
@@ -249,7 +199,7 @@ def test_what_is_archived_after_the_plan_is_found_by_a_read(tiers: Tiers) -> Non
 
 @pytest.mark.parametrize("shards", [1])
 def test_a_gap_between_lake_and_stream_is_named(
-    tiers: Tiers, caplog: pytest.LogCaptureFixture
+    tiers: Reads, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiers.publish(400)
     tiers.archive()
@@ -264,7 +214,7 @@ def test_a_gap_between_lake_and_stream_is_named(
     assert len(tiers.read(endingSequence="400")) == 400
 
 
-def test_a_gap_does_not_matter_to_a_read_of_what_came_after_it(tiers: Tiers) -> None:
+def test_a_gap_does_not_matter_to_a_read_of_what_came_after_it(tiers: Reads) -> None:
     tiers.publish(200)
     tiers.archive()
     tiers.publish(100)
@@ -278,7 +228,7 @@ def test_a_gap_does_not_matter_to_a_read_of_what_came_after_it(tiers: Tiers) -> 
         tiers.reader(startingTimestamp="2000-01-01T00:00:00Z")
 
 
-def test_messages_that_were_lost_before_they_were_archived_are_named(tiers: Tiers) -> None:
+def test_messages_that_were_lost_before_they_were_archived_are_named(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.archive()
     tiers.publish(100)
@@ -289,7 +239,7 @@ def test_messages_that_were_lost_before_they_were_archived_are_named(tiers: Tier
     assert len(tiers.read(failOnDataLoss="false")) == 180
 
 
-def test_what_was_gone_before_the_lake_began_is_no_loss(tiers: Tiers) -> None:
+def test_what_was_gone_before_the_lake_began_is_no_loss(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.retain(11)
     tiers.archive()
@@ -297,7 +247,7 @@ def test_what_was_gone_before_the_lake_began_is_no_loss(tiers: Tiers) -> None:
     assert len(tiers.read()) == 80
 
 
-def test_a_lake_that_has_not_begun_takes_nothing_away(tiers: Tiers) -> None:
+def test_a_lake_that_has_not_begun_takes_nothing_away(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.retain(11)
     plan = ReplayClient(parse_options({"url": tiers.url, "stream": "S"})).plan()
@@ -305,7 +255,7 @@ def test_a_lake_that_has_not_begun_takes_nothing_away(tiers: Tiers) -> None:
     assert len(tiers.read()) == 80
 
 
-def test_messages_lost_after_the_plan_are_named(tiers: Tiers) -> None:
+def test_messages_lost_after_the_plan_are_named(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.archive()
     tiers.publish(100)
@@ -318,7 +268,7 @@ def test_messages_lost_after_the_plan_are_named(tiers: Tiers) -> None:
     assert len(numbers(kept)) == 120
 
 
-def test_a_lake_alone_needs_no_stream_and_no_server(tiers: Tiers) -> None:
+def test_a_lake_alone_needs_no_stream_and_no_server(tiers: Reads) -> None:
     tiers.publish(100)
     tiers.archive()
     tiers.client.delete_stream("S")
@@ -329,7 +279,7 @@ def test_a_lake_alone_needs_no_stream_and_no_server(tiers: Tiers) -> None:
     assert len(tiers.read(lakeOnly="true", url=nowhere, subject="s.1.*")) == 25
 
 
-def test_a_lake_of_another_stream_is_refused(tiers: Tiers, tmp_path: Path) -> None:
+def test_a_lake_of_another_stream_is_refused(tiers: Reads, tmp_path: Path) -> None:
     tiers.publish(10)
     tiers.archive()
     with pytest.raises(LakeError, match="holds stream S, not T"):
@@ -343,14 +293,14 @@ def test_a_lake_of_another_stream_is_refused(tiers: Tiers, tmp_path: Path) -> No
         tiers.reader(lake=str(tmp_path / "none"))
 
 
-def test_options_that_make_no_sense_together_are_refused(tiers: Tiers) -> None:
+def test_options_that_make_no_sense_together_are_refused(tiers: Reads) -> None:
     with pytest.raises(OptionError, match="lakeOnly needs the option lake"):
         tiers.reader(lake="", lakeOnly="true")
     with pytest.raises(OptionError, match=r"lakeOnly has no meaning for spark\.readStream"):
         tiers.source(lakeOnly="true").streamReader(spark_schema())
 
 
-def test_a_query_reads_the_history_from_the_lake_and_goes_on(tiers: Tiers) -> None:
+def test_a_query_reads_the_history_from_the_lake_and_goes_on(tiers: Reads) -> None:
     tiers.publish(400)
     tiers.archive()
     since = tiers.time(50)
