@@ -3,9 +3,9 @@
 from typing import Final
 
 from contrail_client.cli import tree
-from contrail_pipeline import restore
+from contrail_pipeline import erase, restore
 from contrail_pipeline.summary import command as summary
 
 app: Final = tree.group("Jobs on whole streams, which run with Spark.")
-for job in (restore, summary):
+for job in (erase, restore, summary):
     job.register(app)

@@ -9,7 +9,7 @@ from typing import Final, Self
 import msgspec
 
 from contrail_spark.lake import files
-from contrail_spark.lake.layout import TEMPORARY
+from contrail_spark.lake.layout import TEMPORARY, temporary_name
 from contrail_spark.lake.store import Lake
 
 FOLDER: Final = "restores"
@@ -56,7 +56,8 @@ class Progress:
 
     def save(self) -> str | None:
         """Keep it for the next run; why that is not possible, once."""
-        temporary = self._lake.root / TEMPORARY / f"{self.producer}-{os.getpid()}"
+        name = temporary_name(0, f"{self.producer}-{os.getpid()}")
+        temporary = self._lake.root / TEMPORARY / name
         try:
             files.make_folders(self._lake.root / FOLDER)
             temporary.write_bytes(msgspec.json.encode(self._document))

@@ -174,7 +174,10 @@ def _merged(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBa
 def _sorted(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(parts) == 1:
         return parts[0]
-    joined = pa.concat_batches(parts)
+    # Files of other writers may say otherwise whether a column may have nulls.
+    schema = parts[0].schema
+    same = [pa.RecordBatch.from_arrays(each.columns, schema=schema) for each in parts]
+    joined = pa.concat_batches(same)
     return joined.take(np.argsort(sequences(joined), kind="stable"))
 
 

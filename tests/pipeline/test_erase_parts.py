@@ -1,0 +1,323 @@
+"""The parts of an erasure, without a JVM: which files are found, rewritten, deleted and proven."""
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contrail_client.cli.ending import Failed, Misuse
+from contrail_common.subjects import matches
+from contrail_pipeline import erase_task, erasing
+from contrail_pipeline.erase import parse_range
+from contrail_pipeline.erase_task import Doomed, Scan, scan
+from contrail_pipeline.erasing import Eraser, Wishes, everything
+from contrail_spark.lake.layout import TEMPORARY, temporary_name
+from contrail_spark.lake.manifest import Range
+from contrail_spark.lake.reader import LakeReader
+from contrail_spark.lake.selection import Selection
+from contrail_spark.lake.store import Lake
+from tests.pipeline.lakes import Row, archive, made_lake, made_row, partition_of_row, write
+
+SECRET = "s.ann.visit"
+
+
+class KilledError(BaseException):
+    """The end of the process at some step."""
+
+
+class FakeJob:
+    """A job whose tasks run in this process: what is tested here is the order of the steps."""
+
+    dry_run = False
+    as_json = True
+
+    def __init__(self) -> None:
+        self.results: list[dict[str, Any]] = []
+
+    def spark(self) -> Any:
+        context = SimpleNamespace(defaultParallelism=2)
+        return _Entered(SimpleNamespace(sparkContext=context))
+
+    def progress(self, *_: object) -> Any:
+        return _Entered(lambda _: None)
+
+    def done(self, _: str, result: dict[str, Any]) -> None:
+        self.results.append(result)
+
+
+class _Entered:
+    """A context that yields a value."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __enter__(self) -> Any:
+        return self._value
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_tasks(
+        _: object, tasks: Sequence[Any], work: Callable[[Any], Any], finished: Callable[[int], None]
+    ) -> list[Any]:
+        return [work(task) for task in tasks]
+
+    monkeypatch.setattr(erasing, "run_tasks", run_tasks)
+
+
+def erase(lake: Lake, *subjects: str, **wishes: Any) -> dict[str, Any]:
+    job = FakeJob()
+    Eraser(job, lake.root, Wishes(subjects, **wishes)).run()  # type: ignore[arg-type]
+    [receipt] = job.results
+    return receipt
+
+
+def people(first: int, last: int) -> list[Row]:
+    names = ("ann", "bob", "eve")
+    return [made_row(seq, f"s.{names[seq % 3]}.visit") for seq in range(first, last + 1)]
+
+
+def seqs(lake: Lake) -> list[int]:
+    state = lake.state()
+    reader = LakeReader(lake, Selection())
+    split = reader.range(state, 0, (1, state.archived_through(0)))
+    return [seq for batch in reader.read(split, ()) for seq in batch["seq"].to_pylist()]
+
+
+def found_anywhere(lake: Lake, *subjects: str) -> int:
+    """Messages of the subjects in any data file, whether it belongs to the lake or not."""
+    paths = [
+        str(each.relative_to(lake.root))
+        for each in lake.root.rglob("*")
+        if each.suffix == ".parquet"
+    ]
+    found = scan(Scan(str(lake.root), tuple(paths), Doomed(subjects), thorough=True))
+    assert [each.problem for each in found if each.problem] == []
+    return sum(each.doomed for each in found)
+
+
+@pytest.mark.parametrize("token", [None, 2])
+def test_only_files_with_the_subject_are_rewritten(tmp_path: Path, token: int | None) -> None:
+    lake = made_lake(
+        tmp_path / "lake",
+        people(1, 60),
+        [made_row(61, "s.bob.visit"), made_row(62, "s.zoe.visit")],
+        [made_row(63, SECRET)],
+        token=token,
+    )
+    before = lake.state()
+    receipt = erase(lake, SECRET)
+    after = lake.state()
+    assert seqs(lake) == [*(seq for seq in range(1, 61) if seq % 3), 61, 62]
+    assert found_anywhere(lake, SECRET) == 0
+    assert receipt["messages"] == 21
+    assert {each["path"] for each in receipt["rewritten"]} == set(before.files) - set(after.files)
+    assert len(receipt["rewritten"]) == 2
+    for each in receipt["rewritten"]:
+        assert each["sha256"] == before.files[each["path"]].sha256
+        for new in each["new"]:
+            assert new["sha256"] == after.files[new["path"]].sha256
+    assert receipt["proof"]["found"] == 0
+    assert receipt["proof"]["messages"] == 42
+    assert [lake.verify(each) for each in after.live_files()] == [None] * len(after.files)
+    assert SECRET.encode() not in b"".join(
+        each.read_bytes() for each in lake.root.rglob("*") if each.is_file()
+    )
+    if token is not None:
+        assert list(lake.root.rglob("token=ann")) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_filters_and_ranges_are_erased_exactly(tmp_path: Path, seed: int) -> None:
+    random_ = random.Random(seed)
+    rows = [
+        made_row(seq, f"s.{random_.choice('abcd')}.{random_.choice('xy')}") for seq in range(1, 200)
+    ]
+    lake = made_lake(tmp_path / "lake", rows[:90], rows[90:120], rows[120:], token=2)
+    filters = random_.sample(["s.a.x", "s.b.>", "s.*.y", "s.c.*", "none"], 2)
+    low = random_.randrange(1, 180)
+    receipt = erase(lake, *filters, ranges=((None, low, low + 20),))
+    kept = [
+        row["seq"]
+        for row in rows
+        if not any(matches(each, row["subject"]) for each in filters)
+        and not low <= row["seq"] <= low + 20
+    ]
+    assert seqs(lake) == kept
+    assert receipt["messages"] == len(rows) - len(kept)
+    assert erase(lake, *filters)["messages"] == 0
+
+
+@pytest.mark.parametrize("step", range(14))
+def test_an_erasure_that_was_killed_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30), people(31, 60), people(61, 90), token=2)
+    steps = 0
+
+    def killed_at(work: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*given: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == step + 1:
+                raise KilledError
+            return work(*given)
+
+        return stepped
+
+    with monkeypatch.context() as patch:
+        for module, name in (
+            (os, "link"),
+            (os, "unlink"),
+            (erase_task, "_rewritten"),
+            (erasing, "delete"),
+        ):
+            patch.setattr(module, name, killed_at(getattr(module, name)))
+        with suppress(KilledError):
+            erase(lake, "s.ann.>")
+    assert found_anywhere(lake, "s.bob.>") >= 30
+    # Somebody else is to be erased first: leftovers of both are found.
+    erase(lake, "s.bob.>")
+    erase(lake, "s.ann.>")
+    assert found_anywhere(lake, "s.ann.>", "s.bob.>") == 0
+    assert seqs(lake) == list(range(2, 91, 3))
+
+
+def test_old_versions_and_orphans_are_erased_too(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    rows = people(1, 9)
+    orphan = write(lake, 1, partition_of_row(lake, rows[0]), rows)
+    harmless = [made_row(seq, "s.bob.visit") for seq in (1, 2)]
+    clean = write(lake, 1, partition_of_row(lake, rows[0]), harmless)
+    left = lake.root / TEMPORARY / temporary_name(1, "killed")
+    left.write_bytes(b"PAR1 and " + SECRET.encode())
+    receipt = erase(lake, SECRET)
+    gone = {each["path"]: each["messages"] for each in receipt["deleted"]}
+    assert gone[orphan.path] == 3
+    assert gone[f"{TEMPORARY}/{left.name}"] == 0
+    assert clean.path not in gone
+    assert found_anywhere(lake, SECRET) == 0
+    assert not left.exists()
+
+
+def test_what_a_running_job_has_written_can_no_longer_be_added(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    state = lake.state()
+    rows = people(31, 60)
+    entry = write(lake, state.number + 1, partition_of_row(lake, rows[0]), rows)
+    erase(lake, "s.zoe.>", SECRET)
+    assert lake.state().number > state.number
+    assert not (lake.root / entry.path).exists()
+    assert found_anywhere(lake, SECRET) == 0
+
+
+def test_files_that_another_job_adds_meanwhile_are_rewritten_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    work, parts = erase_task._scanned, iter([people(31, 60), people(61, 90)])
+
+    def scanned(*given: Any) -> Any:
+        found = work(*given)
+        if rows := next(parts, None):
+            archive(lake, rows, [Range(0, rows[0]["seq"], rows[-1]["seq"])])
+        return found
+
+    monkeypatch.setattr(erase_task, "_scanned", scanned)
+    erase(lake, SECRET)
+    assert found_anywhere(lake, SECRET) == 0
+    assert seqs(lake) == [seq for seq in range(1, 91) if seq % 3]
+
+
+def test_a_job_that_never_stops_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    work = erasing.everything
+
+    def with_another(root: Path) -> Any:
+        number = lake.state().number + 1
+        (lake.root / TEMPORARY / temporary_name(number, "busy")).write_bytes(b"")
+        return work(root)
+
+    monkeypatch.setattr(erasing, "everything", with_another)
+    with pytest.raises(Failed, match=r"other jobs have changed the lake in .* 10 times"):
+        erase(lake, SECRET)
+
+
+def test_nothing_is_proven_with_a_damaged_or_a_strange_file(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30), [made_row(31, "s.bob.visit")])
+    strange = lake.root / "data" / "notes.txt"
+    strange.write_text("hello")
+    with pytest.raises(Failed, match=r"does not belong there .*: data/notes\.txt; remove it"):
+        erase(lake, SECRET)
+    strange.unlink()
+    path = lake.root / lake.state().live_files()[1].path
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(Failed, match=rf"{path.name} cannot be read"):
+        erase(lake, SECRET)
+
+
+def test_a_damaged_file_does_not_get_a_new_checksum(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    [entry] = lake.state().live_files()
+    path = lake.root / entry.path
+    whole = path.read_bytes()
+    # In the name of the writer, which nobody reads.
+    at = whole.index(b"parquet-cpp-arrow")
+    path.write_bytes(whole[:at] + b"P" + whole[at + 1 :])
+    with pytest.raises(Failed, match="does not match its checksum"):
+        erase(lake, SECRET)
+    assert lake.state().live_files() == [entry]
+
+
+def test_all_files_of_a_lake_have_a_kind(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 3), people(4, 6))
+    data, documents, unknown = everything(lake.root)
+    assert data == sorted(lake.state().files)
+    assert sorted(documents) == [
+        "lake.json",
+        "manifest/00000001.json",
+        "manifest/00000002.json",
+    ]
+    assert unknown == []
+
+
+def test_ranges_of_several_shards_need_one(tmp_path: Path) -> None:
+    lake = Lake.ensure(tmp_path / "lake", "S", "first", None)
+    rows = [made_row(seq, shard=shard) for shard in range(2) for seq in range(1, 11)]
+    archive(lake, rows, [Range(shard, 1, 10) for shard in range(2)])
+    with pytest.raises(Misuse, match=r"the lake has 2 shards.*--seq SHARD:3-4"):
+        erase(lake, ranges=((None, 3, 4),))
+    assert erase(lake, ranges=((1, 3, 4),))["messages"] == 2
+    assert seqs(lake) == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("17", (None, 17, 17)), ("17-20", (None, 17, 20)), ("3:1-2", (3, 1, 2)), ("0:5", (0, 5, 5))],
+)
+def test_ranges_are_read(text: str, expected: tuple[int | None, int, int]) -> None:
+    assert parse_range(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", ":1", "0", "5-4", "1:2:3", "1" * 19, "²"])
+def test_wrong_ranges_are_refused(text: str) -> None:
+    with pytest.raises(Misuse, match="--seq"):
+        parse_range(text)
+
+
+def test_a_receipt_is_a_file_of_its_own(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    path = tmp_path / "receipt.json"
+    receipt = erase(lake, SECRET, receipt=path)
+    assert f'"subjects":["{SECRET}"]' in path.read_text()
+    assert receipt["lake"] == str(lake.root)
