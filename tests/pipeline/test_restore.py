@@ -75,6 +75,15 @@ def test_a_stream_is_created_and_filled_with_what_was_selected(tmp_path: Path) -
         common = ["restore", str(lake.root), "NEW", "--server", server.url]
         status, error = run(*common)
         assert (status, error["error"]) == (3, "stream_not_found")
+        wrong = (
+            (["--from-seq", "9", "--to-seq", "8"], "--from-seq 9 is above --to-seq 8"),
+            (["--start-time", "today"], "--start-time: must be milliseconds since 1970, or RFC"),
+            (["--subject", "a..b"], "--subject: 'a..b': a subject filter must not contain"),
+        )
+        for given, text in wrong:
+            status, error = run(*common, *given)
+            assert (status, error["error"]) == (2, "misused")
+            assert error["message"].startswith(text)
         selected = ["--subject", "s.1", "--from-seq", "20", "--end-time", "1970-01-01T00:01:00Z"]
         status, result = run(*common, "--create", *selected, "--dry-run")
         assert (status, result["create"], result["messages_max"]) == (0, True, 34)

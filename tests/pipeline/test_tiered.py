@@ -324,3 +324,21 @@ def test_a_query_reads_the_history_from_the_lake_and_goes_on(tiers: Reads) -> No
     assert 25 <= timed.initialOffset()["shards"]["0"] < 50
     late = tiers.source(startingTimestamp="2100-01-01T00:00:00Z").streamReader(spark_schema())
     assert late.initialOffset()["shards"] == {"0": 350, "1": 350}
+
+
+@pytest.mark.parametrize("shards", [1])
+def test_a_query_may_start_with_a_sequence_of_the_lake(tiers: Reads) -> None:
+    tiers.publish(100)
+    tiers.archive()
+    tiers.retain(90)
+    stream = tiers.source(startingSequence="50").streamReader(spark_schema())
+    start = stream.initialOffset()
+    assert start["shards"] == {"0": 49}
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    found = [
+        int(value)
+        for part in stream.partitions(start, end)
+        for batch in stream.read(part)
+        for value in batch["data"].to_pylist()
+    ]
+    assert found == list(range(49, 100))

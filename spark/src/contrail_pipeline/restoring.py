@@ -45,6 +45,13 @@ if TYPE_CHECKING:
 IDS_MAX: Final = 1 << 19
 """Messages that are sent at the same time at most: the stream has to know all of their ids."""
 WAVE_BATCHES_MAX: Final = 16
+_OPTIONS: Final = {
+    "subject:": "--subject:",
+    "startingSequence": "--from-seq",
+    "endingSequence": "--to-seq",
+    "startingTimestamp": "--start-time",
+    "endingTimestamp": "--end-time",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class Restorer:
 
     def run(self) -> None:
         """Send everything that the stream may lack."""
-        with in_one_line():
+        with in_one_line(_OPTIONS):
             server = self._job.server_options(self._stream)
             options = parse_options(server | self._wishes.selected)
             lake = Lake.open(self._root)
