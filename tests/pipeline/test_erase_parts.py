@@ -237,6 +237,25 @@ def test_files_that_another_job_adds_meanwhile_are_rewritten_too(
     assert seqs(lake) == [seq for seq in range(1, 91) if seq % 3]
 
 
+def test_a_file_that_is_added_during_the_proof_is_not_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    work, parts = erasing.everything, iter([people(31, 60)])
+
+    def then_added(root: Path) -> Any:
+        found = work(root)
+        if rows := next(parts, None):
+            archive(lake, rows, [Range(0, 31, 60)])
+        return found
+
+    monkeypatch.setattr(erasing, "everything", then_added)
+    receipt = erase(lake, SECRET)
+    assert receipt["messages"] == 20
+    assert receipt["commit"] == lake.state().number
+    assert found_anywhere(lake, SECRET) == 0
+
+
 def test_a_job_that_never_stops_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

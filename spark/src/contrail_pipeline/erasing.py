@@ -76,6 +76,7 @@ class Done:
     deleted: list[dict[str, Any]] = field(default_factory=list)
     scanned: list[Found] = field(default_factory=list)
     documents: int = 0
+    commit: int = 0
     erasures: list[Erasure] = field(default_factory=list)
 
 
@@ -206,7 +207,7 @@ class Eraser:
         found = self._scan(spark, lake, doomed, parquet, thorough=True)
         state = lake.state()
         dirty = [each for each in found if each.doomed or each.problem is not None]
-        if any(each.path in state.files and each.doomed for each in dirty):
+        if not state.files.keys() <= {each.path for each in found if not each.doomed}:
             # Another job has added a file.
             return False
         for each in dirty:
@@ -227,6 +228,7 @@ class Eraser:
         for path in (*gone, *temporary):
             self._delete(lake, path, erased.get(path, 0))
         self._done.scanned, self._done.documents = found, len(documents)
+        self._done.commit = state.number
         return not (gone or temporary)
 
     def _delete(self, lake: Lake, path: str, messages: int) -> None:
@@ -266,7 +268,7 @@ class Eraser:
             "sequences": doomed.ranges,
             "started": format_time(started_ns),
             "finished": format_time(time.time_ns()),
-            "commit": lake.state().number,
+            "commit": done.commit,
             "messages": messages,
             "rewritten": [_rewriting(each) for each in done.rewritten],
             "deleted": done.deleted,
