@@ -6,16 +6,20 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from contrail_client import Contrail
 from contrail_spark import session, standalone
 from contrail_spark.session import MasterError, cluster_session, find_java
-from tests.spark.kills import Kill, Nodes, survive
+from tests.spark.kills import COLUMNS, Kill, Nodes, differences, fill, survive
 from tests.spark.spark_cluster import START_S, SparkCluster, spark_cluster
+from tests.spark.stored import stored
 from tests.support.ports import HOST, free_port
 from tests.support.servers import STOP_S, ServerProcess
 
@@ -67,6 +71,29 @@ def test_flights_of_a_running_server_are_reported_by_executors_of_a_cluster(
     for worker in cluster.workers:
         assert list((worker.log.parent / "spark-work").glob("app-*/*/stderr"))
     assert guarded.alive
+
+
+def test_rows_that_are_lost_doubled_or_changed_are_found(tmp_path: Path) -> None:
+    def copy(row: dict[str, Any], data: bytes | None = None) -> bool:
+        """Publish a row of SOURCE to OUT as a job does; whether it was there."""
+        subject = row["subject"].replace("in.", "out.")
+        place = f"SOURCE:{row['shard']}:{row['seq']}"
+        headers = dict(row["headers"])
+        data = row["data"] if data is None else data
+        return client.publish(subject, data, headers=headers, msg_id=place).duplicate
+
+    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
+        fill(Nodes(server), 12, window="100ms")
+        _lost, doubled, changed, *others = stored(server.url, "SOURCE", *COLUMNS)
+        for row in (doubled, *others):
+            copy(row)
+        assert len(differences("copy", server.url, tmp_path)) == 2
+        while copy(doubled):
+            pass  # until the duplicate window has passed
+        copy(changed, b"another")
+        found = differences("copy", server.url, tmp_path)
+    counts = Counter(text.rpartition(": ")[2] for text in found)
+    assert counts == {"0 instead of 1": 2, "1 instead of 0": 1, "2 instead of 1": 1}
 
 
 @pytest.mark.spark
