@@ -128,6 +128,19 @@ def test_read_of_any_replica_says_how_far_it_is(stream: Stream, rest: str) -> No
     assert_problem(other, 422, None, "consistency")
 
 
+@pytest.mark.parametrize("rest", ["replay", "replay/plan"])
+def test_replica_is_read_by_the_name_of_its_node(stream: Stream, rest: str) -> None:
+    stream.fill(3)
+    path = f"{stream.path}/{rest}"
+    name = stream.client.get(path, params={"consistency": "any"}).headers["contrail-replica"]
+    again = stream.client.get(path, params={"consistency": "any", "replica": name})
+    assert again.headers["contrail-replica"] == name
+    away = stream.client.get(path, params={"consistency": "any", "replica": "nobody"})
+    assert assert_problem(away, 503)["name"] == "not_ready"
+    leader = stream.client.get(path, params={"replica": name})
+    assert_problem(leader, 422, None, "replica")
+
+
 def test_events_of_any_replica_begin_with_how_far_it_is(stream: Stream) -> None:
     stream.fill(3)
     headers = {"accept": "text/event-stream"}

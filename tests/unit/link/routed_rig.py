@@ -276,6 +276,12 @@ class FakeNode:
             raise ApiError(errors.NOT_LEADER, applied=False, leader=self.hint(stream))
         return ReplicaPosition(len(self.cluster.stored[stream]), 1, self.name, 0)
 
+    async def replica_position(
+        self, stream: str, shard: int | None, replica: str
+    ) -> ReplicaPosition:
+        assert replica == self.name
+        return await self.find_replica(stream, shard)
+
     async def get_message(
         self, stream: str, seq: int, shard: int | None = None, replica: str = ""
     ) -> StoredMessage:

@@ -64,6 +64,8 @@ def test_copy_is_read_where_it_was_found() -> None:
         error = await refusal(rig.link.link.get_message("S", 1, replica="n2"))
         assert error.spec is errors.MESSAGE_NOT_FOUND
         assert rig.asked() == [0, 0, 1]
+        position = await rig.link.link.replica_position("S", None, "n2")
+        assert (position.node, rig.asked()) == ("n2", [0, 0, 1])
         # Without a copy or a leader, nobody waits for one.
         for node in rig.nodes:
             node.has_copy = False
@@ -71,6 +73,8 @@ def test_copy_is_read_where_it_was_found() -> None:
         assert (error.spec, error.applied) == (errors.NOT_READY, False)
         assert rig.asked() == [1, 1, 1]
         gone = await refusal(rig.link.link.get_message("S", 1, replica="n9"))
+        assert gone.spec is errors.NOT_READY
+        gone = await refusal(rig.link.link.replica_position("S", None, "n9"))
         assert gone.spec is errors.NOT_READY
 
     run_virtually(scenario())

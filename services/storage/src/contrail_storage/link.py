@@ -327,13 +327,18 @@ class LocalLink:
 
     async def find_replica(self, stream: str, shard: int | None = None) -> ReplicaPosition:
         """The position of this node's copy."""
-        name = self._node.options.name
-        one, staleness_s = self._copy(stream, name)
+        return await self.replica_position(stream, shard, self._node.options.name)
+
+    async def replica_position(
+        self, stream: str, shard: int | None, replica: str
+    ) -> ReplicaPosition:
+        """The position of this node's copy; ``replica`` must be its name."""
+        one, staleness_s = self._copy(stream, replica)
         parts = one.sound_shards(shard)
         return ReplicaPosition(
             max(part.applied_seq for part in parts),
             self._node.groups[parts[0].group].applied_index,
-            name,
+            replica,
             round(staleness_s * NS_PER_S),
         )
 

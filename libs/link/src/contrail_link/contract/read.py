@@ -204,6 +204,13 @@ class ReadLink(Protocol):
         """
         ...
 
+    @remote(52, REPEAT, to=ANY)
+    async def replica_position(
+        self, stream: str, shard: int | None, replica: str
+    ) -> ReplicaPosition:
+        """As :meth:`find_replica`, of the copy of one node; NOT_READY if it does not answer."""
+        ...
+
     @remote(9, REPEAT, to=leader_of("stream"))
     async def get_message(
         self, stream: str, seq: int, shard: int | None = None, replica: str = ""

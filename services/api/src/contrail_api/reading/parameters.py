@@ -47,6 +47,11 @@ POSITION: Final = (
         "to so many milliseconds ago. It is at most 10,000.",
         example="75",
     ),
+    HeaderDoc(
+        name="Contrail-Replica",
+        description="With `consistency=any`: the node whose replica answered.",
+        example="n2",
+    ),
 )
 
 Payload = Annotated[
@@ -65,6 +70,13 @@ Consistency = Annotated[
         "`Nats-Last-Sequence`, `Contrail-Applied-Index` and `Contrail-Staleness` tell how up to "
         "date it is.",
         extra_json_schema={"enum": ["leader", "any"]},
+    ),
+]
+Replica = Annotated[
+    str,
+    msgspec.Meta(
+        description="With `consistency=any`: the node whose replica answers, instead of any. If it "
+        "cannot, the answer is 503."
     ),
 ]
 Shard = Annotated[
@@ -112,10 +124,12 @@ def check_read(query: ReadQuery) -> bool:
         raise invalid_field("payload", str(error)) from None
 
 
-def check_consistency(consistency: str) -> None:
-    """Refuse any value but ``leader`` and ``any``."""
+def check_consistency(consistency: str, replica: str = "") -> None:
+    """Refuse any value but ``leader`` and ``any``, and a replica that is named for ``leader``."""
     if consistency not in ("leader", "any"):
         raise invalid_field("consistency", "must be leader or any")
+    if replica and consistency != "any":
+        raise invalid_field("replica", "needs consistency=any")
 
 
 async def read_as(
@@ -124,17 +138,22 @@ async def read_as(
     stream: str,
     shard: int | None,
     read: Callable[[str], Awaitable[_R]],
+    replica: str = "",
 ) -> tuple[_R, list[Header]]:
     """Return what ``read`` returns, and headers with the position if ``consistency`` is ``any``.
 
-    ``read`` gets the name of the replica to read from, or "" for the leader.
+    ``read`` gets the name of the replica to read from, or "" for the leader. With ``any`` it is
+    ``replica``, if that is not "".
     """
     if consistency != "any":
         return await read(""), []
     # The position is that of the node that reads then, and before the read, which is not older. If
     # that node fails in between, another one may have a copy too.
-    for again in (True, False):
-        position = await link.find_replica(stream, shard)
+    for again in (not replica, False):
+        if replica:
+            position = await link.replica_position(stream, shard, replica)
+        else:
+            position = await link.find_replica(stream, shard)
         try:
             found = await read(position.node)
         except ApiError as error:
@@ -145,5 +164,6 @@ async def read_as(
                 (b"nats-last-sequence", b"%d" % position.last_seq),
                 (b"contrail-applied-index", b"%d" % position.applied_index),
                 (b"contrail-staleness", b"%d" % -(-position.staleness_ns // NS_PER_MS)),
+                (b"contrail-replica", position.node.encode()),
             ]
     raise AssertionError("the second attempt returns or raises")

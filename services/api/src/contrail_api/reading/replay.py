@@ -10,6 +10,7 @@ from contrail_api.reading.parameters import (
     BINARY,
     POSITION,
     Consistency,
+    Replica,
     Shard,
     check_consistency,
     one_shard,
@@ -100,6 +101,7 @@ class PlanQuery(msgspec.Struct):
     subject: Filters = ""
     shard: Shard | msgspec.UnsetType = msgspec.UNSET
     consistency: Consistency = "leader"
+    replica: Replica = ""
 
 
 class ReplayQuery(msgspec.Struct):
@@ -131,6 +133,7 @@ class ReplayQuery(msgspec.Struct):
         ),
     ] = False
     consistency: Consistency = "leader"
+    replica: Replica = ""
 
 
 class SplitJson(msgspec.Struct):
@@ -257,7 +260,7 @@ class Replays:
     async def plan(self, request: Request) -> Answer:
         """Return a plan: a fixed range, divided into splits."""
         query = parse_query(request.query_string, PlanQuery)
-        check_consistency(query.consistency)
+        check_consistency(query.consistency, query.replica)
         asked = ReplayPlanRequest(
             stream=request.path_values["stream"],
             splits=query.splits,
@@ -274,7 +277,7 @@ class Replays:
             return await self._link.replay_plan(replace(asked, replica=replica))
 
         plan, position = await read_as(
-            query.consistency, self._link, asked.stream, asked.shard, read
+            query.consistency, self._link, asked.stream, asked.shard, read, query.replica
         )
         splits = [
             SplitJson(one.shard, one.from_seq, one.to_seq, one.messages, one.bytes)
@@ -291,7 +294,7 @@ class Replays:
         # The other forms have no types, so the option would be ignored silently.
         if query.schema == "spark" and media_type != ARROW_TYPE:
             raise invalid_field("schema", "spark is only available for Arrow")
-        check_consistency(query.consistency)
+        check_consistency(query.consistency, query.replica)
         asked = ReplayRequest(
             stream=request.path_values["stream"],
             format=FORMATS[media_type],
@@ -309,7 +312,7 @@ class Replays:
             return await self._link.replay(replace(asked, replica=replica))
 
         chunks, position = await read_as(
-            query.consistency, self._link, asked.stream, asked.shard, read
+            query.consistency, self._link, asked.stream, asked.shard, read, query.replica
         )
         return StreamResponse(200, chunks, media_type.encode(), position)
 
