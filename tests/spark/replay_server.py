@@ -158,6 +158,10 @@ class ReplayServer:
             "shards": bounds,
         }
 
+    def headers(self, query: dict[str, str]) -> dict[str, str]:
+        """More headers of a good answer."""
+        return {}
+
     def batches(self, query: dict[str, str]) -> Iterator[pa.RecordBatch]:
         """The record batches of a replay request, only the columns asked for."""
         rows = self.rows(
@@ -201,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._whole(200, fault.content_type, fault.body)
         else:
             body = json.dumps(self.owner.plan(query)).encode()
-            self._whole(200, "application/json", body)
+            self._whole(200, "application/json", body, self.owner.headers(query))
 
     def _replay(self, query: dict[str, str]) -> None:
         fault = self.owner.faults.popleft() if self.owner.faults else None
@@ -229,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
             whole = parts[: 1 + fault.batches]
             parts = [*whole, parts[1 + fault.batches][: fault.extra]]
         self.send_response(200)
+        for name, value in self.owner.headers(query).items():
+            self.send_header(name, value)
         self.send_header("Content-Type", "application/vnd.apache.arrow.stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()

@@ -4,8 +4,11 @@ from typing import Final
 
 from contrail_client.cli import tree
 from contrail_pipeline import erase, restore
+from contrail_pipeline.audit.command import audit
+from contrail_pipeline.job import job_command
 from contrail_pipeline.summary import command as summary
 
 app: Final = tree.group("Jobs on whole streams, which run with Spark.")
+job_command(app, "audit")(audit)
 for job in (erase, restore, summary):
     job.register(app)

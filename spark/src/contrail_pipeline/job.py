@@ -81,7 +81,9 @@ class Job:
         from contrail_spark import session as sessions  # noqa: PLC0415
 
         try:
-            if self.master is None:
+            if sessions.is_submitted():
+                spark = sessions.submitted_session(_NAME)
+            elif self.master is None:
                 spark = sessions.local_session(_NAME, cores=os.cpu_count() or 1)
             else:
                 spark = sessions.cluster_session(_NAME, self.master)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -44,8 +44,11 @@ PLAN_BYTES_MAX: Final = 16 << 20
 ARROW_PART_BYTES_MAX: Final = 256 << 20
 GONE: Final = "range_gone"
 """The range begins before the first message that the stream has."""
+REPLICA: Final = "Contrail-Replica"
 NOT_APPLIED: Final = "range_not_applied"
 """The range ends after the last message that the replica has."""
+
+T = TypeVar("T")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -132,11 +135,15 @@ class ReplayClient:
             return self._retried_plan([*query, ("shard", str(shards[0].shard))])
 
     def _retried_plan(self, query: Query) -> ReplayPlan:
-        retries = Retries(self._options.retries, self._sleep)
         what = f"plan a replay of stream {self._options.stream}"
+        return self.repeat(lambda: self._fetch_plan(query, what))
+
+    def repeat(self, request: Callable[[], T]) -> T:
+        """Make a request that may be repeated when it is interrupted, and return its answer."""
+        retries = Retries(self._options.retries, self._sleep)
         while True:
             try:
-                return self._fetch_plan(query, what)
+                return request()
             except InterruptionError as interruption:
                 retries.pause_after(interruption)
 
@@ -162,6 +169,8 @@ class ReplayClient:
                     return
                 except (ServerRefusedError, InterruptionError) as failure:
                     if failure.name == NOT_APPLIED and consistency == "any":
+                        if self._options.replica is not None:
+                            raise
                         # The leader has everything that any replica had when the range was fixed.
                         consistency = "leader"
                         continue
@@ -194,6 +203,7 @@ class ReplayClient:
         wire = wire_columns(columns)
         query = replay_query(self._options, plan, left, wire, consistency)
         with opened(self._options, replay_path(plan), query, ARROW_STREAM, what) as response:
+            _check_replica(response, query, what)
             body = _Chunks(response)
             try:
                 reader = pa.ipc.open_stream(pa.PythonFile(body, mode="r"))
@@ -285,3 +295,9 @@ def _end_of(batch: pa.RecordBatch, left: Split) -> int:
             f"received sequences {first}..{last} instead of {left.from_seq}..{left.to_seq}"
         )
     return int(last)
+
+
+def _check_replica(response: http.client.HTTPResponse, query: Query, what: str) -> None:
+    wanted, found = dict(query).get("replica"), response.headers.get(REPLICA)
+    if wanted is not None and found != wanted:
+        raise ProtocolError(f"{what}: {found or 'some node'} answered instead of {wanted}")

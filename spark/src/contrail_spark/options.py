@@ -121,6 +121,8 @@ class ReplayOptions(ServerOptions):
 
     The range is cut into about ``splits`` parts, or into more of at most about ``split_bytes``.
     ``lake`` is the folder of the stream's lake, and with ``lake_only`` the server is not asked.
+    ``replica`` is the node whose copy is read, which needs the consistency ``any``. It is no option
+    of the data source.
     """
 
     subjects: tuple[str, ...] = ()
@@ -137,6 +139,7 @@ class ReplayOptions(ServerOptions):
     max_per_trigger: int | None = None
     lake: str | None = None
     lake_only: bool = False
+    replica: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ def plan_query(options: ReplayOptions) -> Query:
         "end_time": options.end_time,
         "subject": " ".join(options.subjects) or None,
         "consistency": options.consistency,
+        "replica": options.replica,
     }
     return [(name, str(value)) for name, value in asked.items() if value is not None]
 
@@ -170,4 +171,6 @@ def replay_query(
         query.append(("subject", " ".join(options.subjects)))
     if consistency is not None:
         query.append(("consistency", consistency))
+    if options.replica is not None:
+        query.append(("replica", options.replica))
     return query

@@ -27,6 +27,7 @@ VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
 PROBE_TIMEOUT_S: Final = 30
 STOP_TIMEOUT_S: Final = 30
 LOOPBACK: Final = "127.0.0.1"
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 CONNECT_TIMEOUT_S: Final = 10.0
 EXECUTOR_TIMEOUT_S: Final = 120.0
 _EXECUTOR_POLL_S: Final = 0.1
@@ -100,6 +101,18 @@ def cluster_session(
     return session
 
 
+def is_submitted() -> bool:
+    """True if spark-submit has started this process."""
+    return _SUBMITTED in os.environ
+
+
+def submitted_session(app_name: str) -> SparkSession:
+    """The session of a process that spark-submit has started, on the master it was given."""
+    session = SparkSession.Builder().appName(app_name).getOrCreate()
+    register(session)
+    return session
+
+
 def register(session: SparkSession) -> None:
     """Make ``format("contrail")`` known to a session that was built without this module.
 
@@ -143,6 +156,8 @@ def shut_down(session: SparkSession) -> None:
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is not None:
         gateway.shutdown()
+        if gateway.proc is None:  # spark-submit has started it, and ends it
+            return
         # The JVM ends when this pipe is closed.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=STOP_TIMEOUT_S)
@@ -150,7 +165,7 @@ def shut_down(session: SparkSession) -> None:
 
 def _session(app_name: str, master: str, address: str, settings: Mapping[str, str]) -> SparkSession:
     # A JVM that runs already, such as one of spark-submit, does not get this environment.
-    started_elsewhere = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+    started_elsewhere = SparkContext._gateway is not None or is_submitted()
     prepare_environment(address)
     builder = SparkSession.Builder().master(master).appName(app_name)
     for name, value in settings.items():
