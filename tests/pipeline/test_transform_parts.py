@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from contrail_client.cli.ending import Failed
 from contrail_pipeline.transform.checkpoint import FILE, Made, check, note
@@ -155,7 +156,7 @@ class Rig:
         self.supervisor.stopping.wait = lambda timeout=None: False  # type: ignore[method-assign]
 
 
-PASSING = RuntimeError("UnavailableError: connection refused")
+PASSING = PySparkException("UnavailableError: connection refused")
 
 
 def test_lag_is_what_the_stream_has_after_the_batch() -> None:
@@ -163,6 +164,22 @@ def test_lag_is_what_the_stream_has_after_the_batch() -> None:
     assert found == Progress(3, 10, 4.5, 15, "why")
     assert found.line() == "batch 3: 10 rows read, 4 rows/s, lag 15 messages, last error: why"
     assert progress_of(batch(3, end=25), None).line().endswith("no lag")
+
+
+@pytest.mark.parametrize("unknown", [None, "null"])
+def test_newest_offset_may_be_unknown_after_a_start(unknown: str | None) -> None:
+    found = batch(3)
+    found["sources"][0]["latestOffset"] = unknown
+    assert progress_of(found, None).lag == 0
+
+
+def test_errors_of_our_own_are_not_tried_again() -> None:
+    rig = Rig(ScriptedQuery([], ValueError("a mistake")))
+    with pytest.raises(ValueError, match="a mistake"):
+        rig.supervisor.run()
+    rig = Rig(ScriptedQuery([], ConnectionRefusedError()))
+    with pytest.raises(Failed, match="Spark has ended"):
+        rig.supervisor.run()
 
 
 def test_passing_failures_are_retried_with_growing_pauses() -> None:
@@ -194,7 +211,7 @@ def test_pauses_have_a_longest() -> None:
 
 
 def test_failures_for_good_end_at_once() -> None:
-    rig = Rig(ScriptedQuery([batch(0)], RuntimeError("DataLossError: sequences 1..4 are gone")))
+    rig = Rig(ScriptedQuery([batch(0)], PySparkException("DataLossError: sequences 1..4 are gone")))
     with pytest.raises(Failed, match=r"sequences 1\.\.4 are gone"):
         rig.supervisor.run()
     assert (rig.pauses, len(rig.told)) == ([], 1)

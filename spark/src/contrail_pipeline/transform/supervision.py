@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from pyspark.errors import PySparkException
+
 from contrail_client.cli.ending import Failed
 from contrail_pipeline.transform.failures import failure_of
 
@@ -61,9 +63,7 @@ def progress_of(found: Mapping[str, Any], error: str | None) -> Progress:
     """The progress that Spark reports of a batch."""
     lag = 0
     for source in found["sources"]:
-        end, newest = (
-            _shards(source[name]) if source[name] else {} for name in ("endOffset", "latestOffset")
-        )
+        end, newest = (_shards(source[name]) for name in ("endOffset", "latestOffset"))
         lag = max(lag, sum(newest.values()) - sum(end.get(one, 0) for one in newest))
     # Without a row, Spark has no rate.
     rate = found.get("processedRowsPerSecond") or 0.0
@@ -72,7 +72,8 @@ def progress_of(found: Mapping[str, Any], error: str | None) -> Progress:
 
 def _shards(offset: Any) -> dict[str, int]:
     document = json.loads(offset) if isinstance(offset, str) else offset
-    shards: dict[str, int] = document["shards"]
+    # A query that repeats a batch after a start has not asked for the newest offset yet.
+    shards: dict[str, int] = {} if document is None else document["shards"]
     return shards
 
 
@@ -105,9 +106,11 @@ class Supervisor:
                 self._follow(query)
                 self._report(query)
                 return
-            except Failed:
-                raise
             except Exception as error:
+                if _is_disconnected(error):
+                    raise Failed("Spark has ended: its JVM does not answer any more") from error
+                if not _is_of_spark(error):
+                    raise
                 if query is not None:
                     self._report(query)
                 failure = failure_of(error)
@@ -151,6 +154,15 @@ class Supervisor:
             self.batches += 1
             self.told(progress_of(found, self._error))
             self._error = None
+
+
+def _is_of_spark(error: Exception) -> bool:
+    # PySpark passes on those that it does not know.
+    return isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol"
+
+
+def _is_disconnected(error: Exception) -> bool:
+    return isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
 
 
 def _is_batch(found: Mapping[str, Any]) -> bool:
