@@ -163,6 +163,17 @@ def test_a_copy_that_is_only_behind_is_no_finding(server: TamperedServer) -> Non
     assert reads == 3
 
 
+def test_a_copy_that_never_catches_up_is_a_finding(
+    server: TamperedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("contrail_pipeline.audit.replicas.SETTLE_S", 0.0)
+    server.applied = {"n1": 5, "n2": 4, "n3": 5}
+    server.tamper["n2"] = without(7)
+    [finding] = audit_range(task(server, nodes=NODES)).findings
+    assert finding.kind == "replica_unreadable"
+    assert finding.message.endswith("n2 has not caught up in 0 s")
+
+
 def test_a_copy_that_cannot_be_read_is_a_finding(server: TamperedServer) -> None:
     def gone(rows: Rows) -> Rows:
         server.faults.append(Refuse(503, "not_ready"))  # n2 is asked next

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from contrail_client import Contrail, Message
@@ -190,6 +191,16 @@ def test_sql_that_cannot_be_run_is_refused(
     with pytest.raises(Misuse) as refused:
         work.result(spark)
     assert text in str(refused.value)
+
+
+def test_a_server_that_does_not_answer_is_no_mistake_in_the_sql(
+    spark: SparkSession, server: ServerProcess
+) -> None:
+    source = {"url": server.url, "stream": "S", "fetchRetries": "0"}
+    server.kill()
+    work = Transformation("select * from messages", source, "parquet", {"path": "unused"})
+    with pytest.raises(PySparkException, match="connection refused"):
+        work.result(spark)
 
 
 def test_counts_by_window_are_written_with_ids_of_their_own(

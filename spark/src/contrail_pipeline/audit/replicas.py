@@ -106,7 +106,7 @@ class Copies:
         for node in self.nodes:
             while applied_index(self.options, self.shard, node) < wanted:
                 if time.monotonic() > deadline:
-                    raise UnavailableError(f"it has not caught up in {SETTLE_S:.0f} s")
+                    raise UnavailableError(f"{node} has not caught up in {SETTLE_S:.0f} s")
                 self.sleep(_POLL_S)
 
     def _named(self, differing: dict[int, dict[str, Parts | None]]) -> list[Finding]:

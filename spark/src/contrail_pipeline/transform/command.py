@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from contrail_client.cli import show
-from contrail_client.cli.ending import Misuse
+from contrail_client.cli.ending import Failed, Misuse
 from contrail_pipeline.job import Job
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def transform(  # noqa: PLR0913 - all of them are named
     check(folder, made, accept=accept_changes)
     with job.spark() as spark:
         _silence(spark)
+        _check(spark, work)
         if job.dry_run:
             _show(job, spark, work)
             return
-        work.result(spark)  # refuses what cannot be run, before anything is written
         note(folder, made)
         _run(job, spark, Run(work, folder, every_ms, retries))
 
@@ -92,6 +92,18 @@ class Run:
     checkpoint: Path
     every_ms: int | None
     retries: int
+
+
+def _check(spark: "SparkSession", work: "Transformation") -> None:
+    """Refuse what cannot be run, before anything is written."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    from contrail_pipeline.transform.failures import failure_of  # noqa: PLC0415
+
+    try:
+        work.result(spark)
+    except PySparkException as error:
+        raise Failed(failure_of(error).sentence) from error
 
 
 def _silence(spark: "SparkSession") -> None:

@@ -42,7 +42,10 @@ class Transformation:
     target: Mapping[str, str]
 
     def result(self, spark: SparkSession) -> DataFrame:
-        """The frame of the SQL over the followed stream; Misuse if it cannot be the query."""
+        """The frame of the SQL over the followed stream; Misuse if it cannot be the query.
+
+        A failure that may pass, such as a server that does not answer, is raised as Spark has it.
+        """
         try:
             frame = spark.readStream.format("contrail").options(**self.source).load()
             frame.createOrReplaceTempView(VIEW)
@@ -51,7 +54,10 @@ class Transformation:
                 raise Misuse(f"the SQL does not read the view {VIEW}, which has the stream")
             _check_append(spark, result)
         except PySparkException as error:
-            raise Misuse(f"the SQL cannot be run: {failure_of(error).sentence}") from error
+            failure = failure_of(error)
+            if failure.passing:
+                raise
+            raise Misuse(f"the SQL cannot be run: {failure.sentence}") from error
         if self.form == "contrail":
             self._check_layout(result)
         return result
