@@ -134,7 +134,10 @@ class Supervisor:
                 return
 
     def _end(self, query: Query) -> None:
-        """Stop the query between two batches. A batch that is cut off would be repeated later."""
+        """Stop the query after the batch that runs now.
+
+        Spark may begin another one at that very moment. It is cut off, and repeated later.
+        """
         before = self.batches
         while (
             query.status["isTriggerActive"]
