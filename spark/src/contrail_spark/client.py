@@ -168,9 +168,8 @@ class ReplayClient:
                         yield batch
                     return
                 except (ServerRefusedError, InterruptionError) as failure:
-                    if failure.name == NOT_APPLIED and consistency == "any":
-                        if self._options.replica is not None:
-                            raise
+                    behind = failure.name == NOT_APPLIED and consistency == "any"
+                    if behind and self._options.replica is None:
                         # The leader has everything that any replica had when the range was fixed.
                         consistency = "leader"
                         continue
