@@ -1,5 +1,5 @@
 """Fixtures of the tests of jobs: those of the Spark tests."""
 
-from tests.spark.conftest import running, spark
+from tests.spark.conftest import running, server, spark
 
-__all__ = ["running", "spark"]
+__all__ = ["running", "server", "spark"]

@@ -91,7 +91,8 @@ def write(
     )
     digest = files.sha256(temporary)
     first, last = rows[0], rows[-1]
-    named = DataFile(partition, lake.info.stream, first["shard"], first["seq"], last["seq"], commit)
+    stream = quoted(lake.info.stream)
+    named = DataFile(partition, stream, first["shard"], first["seq"], last["seq"], commit)
     found = lake.publish(temporary, named, digest)
     entry = FileEntry(
         path=found.path,

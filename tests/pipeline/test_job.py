@@ -28,6 +28,12 @@ OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_f
             "[UNRESOLVED_COLUMN] There is no column x.\n  at line 1",
             "[UNRESOLVED_COLUMN] There is no column x.",
         ),
+        (
+            "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.\n"
+            ": org.apache.spark.SparkException: Job aborted: Python worker exited unexpectedly\n"
+            "\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1647)\n",
+            "Job aborted: Python worker exited unexpectedly",
+        ),
         ("", ""),
     ],
 )

@@ -179,3 +179,25 @@ def test_a_file_is_never_replaced(lake: Lake) -> None:
     assert [(lake.root / each.path).read_bytes() for each in found] == [
         b"a", b"a", b"b", b"c", b"b",
     ]  # fmt: skip
+
+
+def test_what_killed_jobs_have_left_is_deleted(lake: Lake) -> None:
+    kept, garbage = FILE, DataFile(Partition(DAY), "S", 0, 1, 5, 1)
+    later = DataFile(Partition(DAY), "S", 0, 11, 20, 2)
+    for file in (kept, garbage, later):
+        lake.publish(written(lake, "x", file.path.encode()), file, file.path)
+        (lake.root / TEMPORARY / "x").unlink()
+    written(lake, "r1-old", b"")
+    written(lake, "r2-new", b"")
+    assert lake.clean() == 0
+    lake.commit(lake.state(), archived(1, 1, 10))
+    assert (lake.has_commit(1), lake.has_commit(2)) == (True, False)
+    assert lake.clean() == 2
+    there = {path.relative_to(lake.root).as_posix() for path in lake.root.rglob("*.parquet")}
+    assert there == {kept.path, later.path}
+    assert [path.name for path in (lake.root / TEMPORARY).iterdir()] == ["r2-new"]
+    # A file that was removed a moment ago may have readers.
+    change = Commit(number=2, job="t", time_us=0, removed=(kept.path,))
+    lake.commit(lake.state(), change)
+    assert lake.clean() == 2
+    assert (lake.root / kept.path).exists()

@@ -269,6 +269,19 @@ def test_an_end_that_the_server_has_lost_is_named_or_skipped(
     assert reader.pauses == []
 
 
+def test_what_was_removed_is_told_but_a_lost_end_is_an_error(server: ReplayServer) -> None:
+    lost: list[tuple[int, int]] = []
+    options = parse_options({"url": server.url, "stream": "FLIGHTS"})
+    client = ReplayClient(options, lost=lambda *run: lost.append(run))
+    server.first_seq = 21
+    batches = list(client.read(client.plan(), WHOLE, ("seq",)))
+    assert sum(batch.num_rows for batch in batches) == 80
+    assert lost == [(1, 20)]
+    plan, server.rows_per_shard = client.plan(), 90
+    with pytest.raises(DataLossError, match=r"sequences 1\.\.20 and 91\.\.100 were"):
+        list(client.read(plan, WHOLE, ("seq",)))
+
+
 def test_both_ends_of_a_range_may_be_gone(server: ReplayServer) -> None:
     server.first_seq, server.rows_per_shard = 21, 90
     with pytest.raises(DataLossError, match=r"sequences 1\.\.20 and 91\.\.100 were removed"):

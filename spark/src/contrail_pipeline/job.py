@@ -27,6 +27,7 @@ P = ParamSpec("P")
 
 _NAME: Final = "contrail-pipeline"
 _OWN_ERROR: Final = re.compile(r"\bcontrail_spark\.errors\.\w+: (.+)")
+_JVM_ERROR: Final = re.compile(r"^: [\w.$]+: (.+)$", re.MULTILINE)
 _ERROR: Final = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 
 Master = Annotated[
@@ -98,11 +99,14 @@ class Job:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield spark
-        except PySparkException as error:
-            raise Failed(reason(str(error))) from error
         except KeyboardInterrupt:
             # An interrupted call has closed its connection, and Spark warns about that.
             warnings.simplefilter("ignore", RuntimeWarning)
+            raise
+        except Exception as error:
+            # That a worker of an RDD has died is an error of Py4J, which only Spark depends on.
+            if isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol":
+                raise Failed(reason(str(error))) from error
             raise
         finally:
             sessions.shut_down(spark)
@@ -125,6 +129,8 @@ def reason(text: str) -> str:
     """
     if own := _OWN_ERROR.findall(text):
         return str(own[-1])
+    if jvm := _JVM_ERROR.search(text):
+        return jvm[1]
     return str(["", *text.strip().splitlines()[:1], *_ERROR.findall(text)][-1])
 
 

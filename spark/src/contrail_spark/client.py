@@ -28,6 +28,7 @@ from contrail_spark.plan import (
     Split,
     kept_query,
     parse_plan,
+    part_query,
     plan_path,
     plan_query,
     replay_path,
@@ -99,6 +100,8 @@ class ReplayClient:
     """Reads replay plans and splits of one stream.
 
     What the stream no longer has when a split is read comes from ``archive``, if there is one.
+    ``lost`` gets ranges that were removed before they were read, and the read goes on; that the
+    server has lost the end of a range remains an error.
     Every method raises OptionError if the token file cannot be read, ServerRefusedError (or its
     subclasses) for a refusal, UnavailableError after the last retry, and ProtocolError for an
     invalid answer.
@@ -109,10 +112,12 @@ class ReplayClient:
         options: ReplayOptions,
         sleep: Callable[[float], None] = time.sleep,
         archive: Archive | None = None,
+        lost: Callable[[int, int], None] | None = None,
     ) -> None:
         self._options = options
         self._sleep = sleep
         self._archive = archive
+        self._lost = lost
 
     def plan(self) -> ReplayPlan:
         """Fix the range that the options ask for.
@@ -133,6 +138,10 @@ class ReplayClient:
             if len(shards) > 1:
                 raise several_shards(len(shards)) from None
             return self._retried_plan([*query, ("shard", str(shards[0].shard))])
+
+    def plan_part(self, part: Split, split_bytes: int) -> ReplayPlan:
+        """Fix a range of one shard, in splits of about ``split_bytes``."""
+        return self._retried_plan(part_query(part, split_bytes))
 
     def _retried_plan(self, query: Query) -> ReplayPlan:
         what = f"plan a replay of stream {self._options.stream}"
@@ -265,8 +274,12 @@ class ReplayClient:
         if self._archive is not None and removed[0] <= removed[1]:
             lacking, batches = self._archive.removed(left.shard, removed, columns)
         edges = (*lacking, (kept.to_seq + 1, left.to_seq))
-        gone = " and ".join(f"{first}..{last}" for first, last in edges if first <= last)
-        if gone:
+        runs = [(first, last) for first, last in edges if first <= last]
+        if self._lost is not None and kept.to_seq == left.to_seq:
+            for first, last in runs:
+                self._lost(first, last)
+        elif runs:
+            gone = " and ".join(f"{first}..{last}" for first, last in runs)
             how = "lost by the server" if failure.name == NOT_APPLIED else "removed"
             where = f"stream {self._options.stream} shard {left.shard}"
             lost = f"{where}: sequences {gone} were {how} before they were read"

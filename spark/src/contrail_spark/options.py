@@ -172,7 +172,7 @@ def parse_options(given: Mapping[str, str]) -> ReplayOptions:
         splits=read("splits", _splits) or read("minPartitions", _splits) or DEFAULT_SPLITS,
         split_bytes=None
         if "splits" in options
-        else _or(read("maxBytesPerPartition", _size), DEFAULT_SPLIT_BYTES),
+        else _or(read("maxBytesPerPartition", parse_size), DEFAULT_SPLIT_BYTES),
         columns=read("columns", _columns),
         fail_on_data_loss=read("failOnDataLoss", _boolean) is not False,
         consistency=read("consistency", _consistency),
@@ -337,7 +337,8 @@ def _splits(text: str) -> int:
     return _integer(text, 1, SPLITS_MAX)
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """The bytes in a text such as ``128m``; ValueError if it is not valid."""
     found = _SIZE.fullmatch(text.strip())
     size = int(found[1]) << _SIZE_SHIFTS[found[2].lower()] if found else 0
     if not 1 <= size <= SEQ_MAX:

@@ -87,6 +87,12 @@ def kept_query(split: Split) -> Query:
     ]
 
 
+def part_query(part: Split, split_bytes: int) -> Query:
+    """The query of a plan of a part of one shard, in splits of about ``split_bytes``."""
+    sizes = [("splits", "1"), ("split_bytes", str(split_bytes))]
+    return [*kept_query(part), *sizes]
+
+
 def parse_plan(document: object) -> ReplayPlan:
     """The plan in the server's JSON answer; ProtocolError if it is not valid."""
     try:

@@ -49,9 +49,10 @@ class Partition:
 class DataFile:
     """What the path of a data file says.
 
-    ``from_seq`` and ``to_seq`` are the first and the last message in it. ``commit`` is the number
-    of the only commit that can add it to the lake. ``copy`` tells files apart that two jobs wrote
-    for one commit with different contents; 0 for the first.
+    ``stream`` is quoted as in the name. ``from_seq`` and ``to_seq`` are the first and the last
+    message in the file. ``commit`` is the number of the only commit that can add it to the lake.
+    ``copy`` tells files apart that two jobs wrote for one commit with different contents; 0 for the
+    first.
     """
 
     partition: Partition
@@ -67,16 +68,13 @@ class DataFile:
         """Its path below the lake."""
         copy = f"-{self.copy}" if self.copy else ""
         return (
-            f"{self.partition.folder}/{quoted(self.stream)}-{self.shard}-{self.from_seq}"
+            f"{self.partition.folder}/{self.stream}-{self.shard}-{self.from_seq}"
             f"-{self.to_seq}-r{self.commit}{copy}.parquet"
         )
 
 
 def parse_data_path(path: str) -> DataFile | None:
-    """What a path below the lake says; None if no data file has such a path.
-
-    ``stream`` is still quoted.
-    """
+    """What a path below the lake says; None if no data file has such a path."""
     folder, _, name = path.removeprefix(f"{DATA}/").rpartition("/")
     place, found = _FOLDER.fullmatch(folder), _FILE.fullmatch(name)
     if place is None or found is None or not path.startswith(f"{DATA}/"):

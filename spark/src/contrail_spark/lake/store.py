@@ -13,12 +13,15 @@ import msgspec
 from contrail_spark.errors import LakeConflictError, LakeError, LakeNotFoundError
 from contrail_spark.lake import files
 from contrail_spark.lake.layout import (
+    DATA,
     LAKE_FILE,
     MANIFEST,
     TEMPORARY,
     DataFile,
     commit_name,
     parse_commit_name,
+    parse_data_path,
+    parse_temporary_name,
     temporary_name,
 )
 from contrail_spark.lake.manifest import (
@@ -32,6 +35,7 @@ from contrail_spark.lake.manifest import (
     decode,
     decode_info,
     encode,
+    is_garbage,
     restored,
 )
 
@@ -77,16 +81,21 @@ class Lake:
                     files.make_folders(root / folder)
                 temporary = root / TEMPORARY / temporary_name(0, uuid4().hex)
                 # If another job is faster, its lake may be that of another stream.
-                with suppress(FileExistsError):
+                # It may also have cleaned up already.
+                with suppress(FileExistsError, FileNotFoundError):
                     files.create(root / LAKE_FILE, msgspec.json.encode(info) + b"\n", temporary)
             lake = cls.open(root)
-        lake.check_stream(stream, incarnation)
-        if lake.info.token != token:
-            raise LakeError(
-                f"the lake in {root} is partitioned by {_partitioning(lake.info.token)}, not by "
-                f"{_partitioning(token)}"
-            )
+        lake.check(stream, incarnation, token)
         return lake
+
+    def check(self, stream: str, incarnation: str, token: int | None) -> None:
+        """Raise LakeError unless the lake holds this stream, partitioned like this."""
+        self.check_stream(stream, incarnation)
+        if self.info.token != token:
+            raise LakeError(
+                f"the lake in {self.root} is partitioned by {_partitioning(self.info.token)}, not "
+                f"by {_partitioning(token)}"
+            )
 
     def check_stream(self, stream: str, incarnation: str) -> None:
         """Raise LakeError unless the lake holds this stream, and not an older one of its name."""
@@ -140,12 +149,36 @@ class Lake:
                 files.create(self._commit_path(change.number), encode(change), temporary)
             except (FileExistsError, FileNotFoundError):
                 # Also if a clean-up after the other commit has removed the temporary file.
-                if self._commit_path(change.number).exists():
+                if self.has_commit(change.number):
                     raise LakeConflictError(
                         f"another job has changed the lake in {self.root} meanwhile"
                     ) from None
                 raise
         return after
+
+    def has_commit(self, number: int) -> bool:
+        """True if a job has made this commit."""
+        return self._commit_path(number).exists()
+
+    def clean(self) -> int:
+        """Delete what killed jobs have left, and return the number of files.
+
+        These are files of commits that were made without them: nothing can add them any more.
+        """
+        deleted = 0
+        with _as_lake_error():
+            state = self.state()
+            for path in sorted((self.root / DATA).glob("date=*/**/*.parquet")):
+                found = parse_data_path(path.relative_to(self.root).as_posix())
+                if found is not None and is_garbage(found, state):
+                    path.unlink(missing_ok=True)
+                    deleted += 1
+            for path in sorted((self.root / TEMPORARY).iterdir()):
+                number = parse_temporary_name(path.name)
+                if number is not None and number <= state.number:
+                    path.unlink(missing_ok=True)
+                    deleted += 1
+        return deleted
 
     def verify(self, entry: FileEntry) -> str | None:
         """What is wrong with a file of the lake, compared with its entry; None if nothing is."""
