@@ -78,7 +78,7 @@ class Archiver:
         # The plan of the whole stream is asked only for its shards.
         self._options = parse_options(job.server_options(stream) | {"splits": "1"})
         self._client = ReplayClient(self._options)
-        self._totals = Totals()
+        self.totals = Totals()
 
     def run(self) -> None:
         """Archive what is new since the last run, up to the end that the stream has now."""
@@ -93,7 +93,7 @@ class Archiver:
             lake = Lake.ensure(self._root, plan.stream, plan.incarnation, self._wishes.token)
             if self._missing(plan, lake.state(), goal):
                 with self._job.spark() as spark:
-                    self._catch_up(spark, lake, goal)
+                    self.catch_up(spark, lake, goal)
             lake.clean()
             self._report(lake)
 
@@ -116,7 +116,7 @@ class Archiver:
         self._check_lost([one.range for one in missing if one.lost and one.shard in state.shards])
         return missing
 
-    def _catch_up(self, spark: "SparkSession", lake: Lake, goal: Goal) -> None:
+    def catch_up(self, spark: "SparkSession", lake: Lake, goal: Goal) -> None:
         """Archive everything up to ``goal``.
 
         Without one the job would not end while messages are published faster than archived.
@@ -195,7 +195,7 @@ class Archiver:
             added=tuple(entry for outcome in outcomes for entry in outcome.entries),
         )
         after = lake.commit(state, change)
-        self._totals.add(change)
+        self.totals.add(change)
         return after
 
     def _check_lost(self, lost: list[Range]) -> None:
@@ -236,7 +236,7 @@ class Archiver:
         self._job.done(text, result)
 
     def _report(self, lake: Lake) -> None:
-        totals, state = self._totals, lake.state()
+        totals, state = self.totals, lake.state()
         text = f"nothing was new in stream {self._stream}"
         if totals.commits:
             text = (
