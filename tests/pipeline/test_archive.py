@@ -10,8 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from contrail_client import Contrail, Message
+from contrail_client.cli.connection import Session
+from contrail_client.cli.context import Context
+from contrail_pipeline import archiving
+from contrail_pipeline.job import Job
 from contrail_spark import session
+from contrail_spark.client import ReplayClient
+from contrail_spark.lake.manifest import Commit, State
 from contrail_spark.lake.store import Lake
+from contrail_spark.options import parse_options
 from tests.pipeline.archives import check_same, lake_rows, stream_rows
 from tests.pipeline.commands import run
 from tests.support.servers import ServerProcess
@@ -168,6 +175,42 @@ def test_partitions_by_token_and_what_is_refused(
         status, error = archive(server, "T", lake, "--subject-token", "2", *more)
         assert (status, error["error"]) == (1, "failed")
         assert "stream T was deleted and created again since the lake" in error["message"]
+
+
+class Contested(Lake):
+    """A lake to which another job commits just before each third commit."""
+
+    commits = 0
+
+    def commit(self, state: State, change: Commit) -> State:
+        self.commits += 1
+        if self.commits % 3 == 0:
+            super().commit(state, Commit(number=state.number + 1, job="other", time_us=0))
+        return super().commit(state, change)
+
+
+def test_commits_that_are_lost_to_another_job_are_worked_out_again(
+    server: ServerProcess,
+    client: Contrail,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archiving, "PIECES_PER_CORE", 1)
+    client.create_stream("C", {"subjects": ["c.>"]})
+    for _ in range(4):
+        client.publish_batch("C", [Message("c.a", bytes(LARGE))] * 5).raise_refused()
+    plan = ReplayClient(parse_options({"url": server.url, "stream": "C"})).plan()
+    lake = Contested.ensure(tmp_path / "lake", "C", plan.incarnation, None)
+    assert isinstance(lake, Contested)
+    job = Job(Session(client, Context(server.url, None), True), None, False)
+    archiver = archiving.Archiver(job, "C", lake.root, archiving.Wishes(None, 1 << 20, True))
+    archiver.catch_up(spark, lake, {0: 20})
+    assert archiver.totals.messages == 20
+    state = lake.state()
+    assert state.number - archiver.totals.commits == lake.commits // 3 > 0
+    lake.clean()
+    check_same(lake.root, server.url, "C")
 
 
 def test_a_worker_that_dies_ends_a_job_in_one_sentence() -> None:
