@@ -292,6 +292,13 @@ _READING: Final = (
         beside=(Beside("columns-ids", 1, "batches of 1,000 with ids over 4 connections"),),
     ),
     Case(
+        "spark-archive",
+        "contrail pipeline archive, the whole stream to a lake",
+        "rows/s",
+        cases_spark.spark_archive,
+        aim=400_000,
+    ),
+    Case(
         "spark-stream",
         "Spark readStream, all that there is in 4 batches",
         "rows/s",

@@ -8,10 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
 
+from contrail_client import Contrail
+from contrail_client.cli.connection import Session
+from contrail_client.cli.context import Context
+from contrail_pipeline.archiving import Archiver, Wishes
+from contrail_pipeline.job import Job as PipelineJob
+from contrail_spark.client import ReplayClient
+from contrail_spark.lake.store import Lake
+from contrail_spark.options import DEFAULT_SPLIT_BYTES, parse_options
 from contrail_spark.session import JavaNotFoundError, Profile, local_session
 from contrail_spark.source import ContrailDataSource
 from tests.bench.cases_read import STREAM, Source
@@ -107,6 +116,16 @@ def spark_write(bench: Bench) -> Measured | None:
         if runs:
             server.check_stored(STREAM, (len(runs) + 1) * bench.scale.messages)
     return Measured(tuple(runs), note=f"local[2], {_PARTITIONS} partitions") if runs else None
+
+
+def spark_archive(bench: Bench) -> Measured | None:
+    """Rows a second that `contrail pipeline archive` adds to a lake; None without Java."""
+    with fresh_server(bench) as server:
+        fill(bench, server, STREAM, _PREFIX)
+        runs = _runs(bench, server, _Archiving(bench.folder))
+    return (
+        Measured(tuple(runs), note="local[2], zstd, without the start of Spark") if runs else None
+    )
 
 
 def _runs(bench: Bench, server: Server, job: Job) -> list[Run]:
@@ -211,6 +230,31 @@ class _Scan:
         after = Usage.now(source.server_pid)
         run = before.run(after, self.rows)
         return replace(run, value=run.value * self.per_row, client_us=None, other_cores=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Archiving:
+    """Archives the whole stream, each time to a new lake."""
+
+    folder: Path
+
+    def __call__(self, session: Any, source: Source) -> Callable[[], Run]:
+        return lambda: self._archived(session, source)
+
+    def _archived(self, session: Any, source: Source) -> Run:
+        plan = ReplayClient(parse_options({"url": source.url, "stream": STREAM})).plan()
+        with TemporaryDirectory(dir=self.folder) as root, Contrail(source.url) as client:
+            job = PipelineJob(Session(client, Context(source.url, None), True), None, False)
+            wishes = Wishes(None, DEFAULT_SPLIT_BYTES, True)
+            archiver = Archiver(job, STREAM, Path(root), wishes)
+            lake = Lake.ensure(root, STREAM, plan.incarnation, None)
+            before = Usage.now(source.server_pid)
+            archiver.catch_up(session, lake, {one.shard: one.last_seq for one in plan.shards})
+            after = Usage.now(source.server_pid)
+            found = sum(entry.messages for entry in lake.state().files.values())
+        if found != source.messages:
+            raise BenchError(f"the lake has {found} of {source.messages} messages")
+        return replace(before.run(after, source.messages), client_us=None, other_cores=0.0)
 
 
 @dataclass(frozen=True, slots=True)
