@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from contrail_client import Contrail, Message
 from contrail_pipeline.audit.digest import CHUNK
 from contrail_pipeline.audit.repeated import repeated_ids
 from contrail_spark.client import ReplayClient
 from contrail_spark.options import parse_options
-from contrail_spark.session import JavaNotFoundError, find_java, local_session, shut_down
+from contrail_spark.session import JavaNotFoundError, find_java
 from tests.pipeline.audit_rig import SCHEMA, make_lake
 from tests.spark.stored import stored
 from tests.support.command import run_contrail
@@ -133,20 +134,18 @@ def test_a_lake_is_compared_and_its_damage_is_named(server: ServerProcess, tmp_p
     assert f"{first.path} is missing" in done.output
 
 
-def test_ids_that_are_repeated_within_the_window_are_named(server: ServerProcess) -> None:
+def test_ids_that_are_repeated_within_the_window_are_named(
+    server: ServerProcess, spark: SparkSession
+) -> None:
     with Contrail(server.url) as client:
         client.create_stream("IDS", {"subjects": ["ids"], "duplicate_window": "100ms"})
         seqs = [client.publish("ids", b"", msg_id="twice").seq]
         while len(seqs) < 3:  # until the window has passed
             ack = client.publish("ids", b"", msg_id="twice")
             seqs += [] if ack.duplicate else [ack.seq]
-    spark = local_session("tests")
-    try:
-        options = {"url": server.url, "stream": "IDS"}
-        assert repeated_ids(spark, options, 100_000_000) == []
-        found = repeated_ids(spark, options, 3_600 * 10**9)
-    finally:
-        shut_down(spark)
+    options = {"url": server.url, "stream": "IDS"}
+    assert repeated_ids(spark, options, 100_000_000) == []
+    found = repeated_ids(spark, options, 3_600 * 10**9)
     assert [(one.from_seq, one.message.split(",")[0]) for one in found] == [
         (2, "shard 0 sequence 2 has the id 'twice' of sequence 1"),
         (3, "shard 0 sequence 3 has the id 'twice' of sequence 2"),

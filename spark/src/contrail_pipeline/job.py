@@ -72,7 +72,7 @@ class Job:
 
     @contextmanager
     def spark(self) -> Iterator["SparkSession"]:
-        """Start Spark, and end it with the job.
+        """Start Spark, and end it with the job; a program that runs Spark already keeps its own.
 
         Raises Failed if it cannot be started, and for errors of Spark in the block.
         """
@@ -81,22 +81,18 @@ class Job:
 
         from contrail_spark import session as sessions  # noqa: PLC0415
 
+        borrowed = sessions.is_running()
         try:
-            if sessions.is_submitted():
-                spark = sessions.submitted_session(_NAME)
+            if borrowed or sessions.is_submitted():
+                spark = sessions.present_session(_NAME)
             elif self.master is None:
                 spark = sessions.local_session(_NAME, cores=os.cpu_count() or 1)
             else:
                 spark = sessions.cluster_session(_NAME, self.master)
         except (sessions.JavaNotFoundError, sessions.MasterError) as error:
             raise Failed(str(error)) from error
-        # The error of a failed task ends the job; Spark would also log it, with its stack.
-        spark.sparkContext.setLogLevel("OFF")
-        # Py4J logs the traceback of every call that Ctrl-C cuts short, and Spark's own handler of
-        # Ctrl-C makes another call in the midst of one.
-        logging.getLogger().addHandler(logging.NullHandler())
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if not borrowed:
+            _quieten(spark)
         try:
             yield spark
         except KeyboardInterrupt:
@@ -109,7 +105,8 @@ class Job:
                 raise Failed(reason(str(error))) from error
             raise
         finally:
-            sessions.shut_down(spark)
+            if not borrowed:
+                sessions.shut_down(spark)
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -132,6 +129,16 @@ def reason(text: str) -> str:
     if jvm := _JVM_ERROR.search(text):
         return jvm[1]
     return str(["", *text.strip().splitlines()[:1], *_ERROR.findall(text)][-1])
+
+
+def _quieten(spark: "SparkSession") -> None:
+    # The error of a failed task ends the job; Spark would also log it, with its stack.
+    spark.sparkContext.setLogLevel("OFF")
+    # Py4J logs the traceback of every call that Ctrl-C cuts short, and Spark's own handler of
+    # Ctrl-C makes another call in the midst of one.
+    logging.getLogger().addHandler(logging.NullHandler())
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _advance(bar: Progress, done: int) -> None:

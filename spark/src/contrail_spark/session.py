@@ -106,8 +106,13 @@ def is_submitted() -> bool:
     return _SUBMITTED in os.environ
 
 
-def submitted_session(app_name: str) -> SparkSession:
-    """The session of a process that spark-submit has started, on the master it was given."""
+def is_running() -> bool:
+    """True if this process has a session."""
+    return SparkContext._active_spark_context is not None
+
+
+def present_session(app_name: str) -> SparkSession:
+    """The session of this process, or of one that spark-submit has started, on its master."""
     session = SparkSession.Builder().appName(app_name).getOrCreate()
     register(session)
     return session
