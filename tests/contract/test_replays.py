@@ -41,7 +41,8 @@ def origin(server: ServerProcess) -> str:
 def test_every_operation_is_compared_once_well_and_once_badly(twins: Twins, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         exchanges = recorded(server, conversation())
-    assert twins.differences(exchanges, origin(server)) == []
+    found = twins.differences(exchanges, origin(server))
+    assert not found, "\n".join(found)
     replayed = [one for one in exchanges if not one.is_left_out]
     assert {one.target for one in exchanges if one.is_left_out} == LEFT_OUT
     asked = {
