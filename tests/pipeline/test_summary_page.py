@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.summary.bins import filled_bins, gap_edges, size_edges
 from contrail_pipeline.summary.figures import (
-    Bounds,
     Consumer,
     Content,
     Header,

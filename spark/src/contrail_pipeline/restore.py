@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from contrail_client.cli.arguments import StreamName
+from contrail_client.cli.arguments import EndTime, StartTime, StreamName
 from contrail_client.cli.ending import Misuse
+from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.job import Job, job_command
 
 
@@ -30,14 +31,8 @@ def restore(  # noqa: PLR0913 one for each option
     to_seq: Annotated[
         int | None, typer.Option(metavar="SEQ", help="Last sequence (lakes of one shard).")
     ] = None,
-    start_time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
-    ] = None,
-    end_time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
-    ] = None,
+    start_time: StartTime = None,
+    end_time: EndTime = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the stream if it does not exist.")
     ] = False,
@@ -67,15 +62,8 @@ def restore(  # noqa: PLR0913 one for each option
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
     from contrail_pipeline.restoring import Restorer, Wishes  # noqa: PLC0415
 
-    given = {
-        "subject": " ".join(subject or ()),
-        "startingSequence": "" if from_seq is None else str(from_seq),
-        "endingSequence": "" if to_seq is None else str(to_seq),
-        "startingTimestamp": start_time or "",
-        "endingTimestamp": end_time or "",
-    }
     wishes = Wishes(
-        selected={option: value for option, value in given.items() if value},
+        bounds=Bounds(tuple(subject or ()), from_seq, to_seq, start_time, end_time),
         create=create,
         capture=tuple(capture or ()),
         prefix=subject_prefix,

@@ -15,6 +15,7 @@ from contrail_client.cli.ending import Failed
 from contrail_client.configs import StreamConfig
 from contrail_client.errors import NotFound
 from contrail_common.config_rules import SUBJECTS_MAX
+from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.failures import in_one_line
 from contrail_pipeline.job import Job
 from contrail_pipeline.restore_progress import Progress
@@ -45,25 +46,17 @@ if TYPE_CHECKING:
 IDS_MAX: Final = 1 << 19
 """Messages that are sent at the same time at most: the stream has to know all of their ids."""
 WAVE_BATCHES_MAX: Final = 16
-_OPTIONS: Final = {
-    "subject:": "--subject:",
-    "startingSequence": "--from-seq",
-    "endingSequence": "--to-seq",
-    "startingTimestamp": "--start-time",
-    "endingTimestamp": "--end-time",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What the user wants restored, and how.
 
-    ``selected`` are options of the data source that narrow a read. With ``create`` the stream is
-    created if it does not exist, and captures ``capture``. ``name`` tells restores of the same
-    messages apart.
+    With ``create`` the stream is created if it does not exist, and captures ``capture``. ``name``
+    tells restores of the same messages apart.
     """
 
-    selected: dict[str, str]
+    bounds: Bounds
     create: bool = False
     capture: tuple[str, ...] = ()
     prefix: str = ""
@@ -90,9 +83,9 @@ class Restorer:
 
     def run(self) -> None:
         """Send everything that the stream may lack."""
-        with in_one_line(_OPTIONS):
+        with in_one_line():
             server = self._job.server_options(self._stream)
-            options = parse_options(server | self._wishes.selected)
+            options = parse_options(server | self._wishes.bounds.options())
             lake = Lake.open(self._root)
             state = lake.state()
             files = self._files(options, lake, state)

@@ -11,41 +11,23 @@ import msgspec
 import typer
 
 from contrail_client.cli import show, units
-from contrail_client.cli.arguments import StreamName
+from contrail_client.cli.arguments import EndTime, FromSeq, StartTime, StreamName, ToSeq
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.models import StreamInfo
 from contrail_client.operations import replaying
+from contrail_pipeline.bounds import Bounds, in_flags
 from contrail_pipeline.job import Job, job_command
 from contrail_pipeline.summary.backlog import consumers_of
-from contrail_pipeline.summary.figures import Bounds, Content, Summary
+from contrail_pipeline.summary.figures import Content, Summary
 from contrail_pipeline.tasks import watched
 
 TOP_MAX: Final = 1_000
-_FLAGS: Final = {
-    "option subject": "option --subject",
-    "startingSequence": "--from-seq",
-    "endingSequence": "--to-seq",
-    "startingTimestamp": "--start-time",
-    "endingTimestamp": "--end-time",
-}
-"""The names of the data source for the options of the command."""
-
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="HTML file to write the report to.")]
 Subjects = Annotated[
     list[str] | None,
     typer.Option(
         "--subject", metavar="SUBJECT", help="Only messages of these subjects; may be repeated."
     ),
-]
-FromSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="First sequence of the range.")]
-ToSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="Last sequence of the range.")]
-StartTime = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
-]
-EndTime = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
 ]
 Top = Annotated[
     int, typer.Option(min=1, max=TOP_MAX, help="Number of subjects and of consumers to list.")
@@ -118,23 +100,11 @@ def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
     from contrail_spark.errors import OptionError  # noqa: PLC0415
     from contrail_spark.options import parse_options  # noqa: PLC0415
 
-    given = {
-        "subject": " ".join(bounds.subjects) or None,
-        "startingSequence": bounds.from_seq,
-        "endingSequence": bounds.to_seq,
-        "startingTimestamp": bounds.start_time,
-        "endingTimestamp": bounds.end_time,
-    }
-    options = job.server_options(stream) | {
-        name: str(value) for name, value in given.items() if value is not None
-    }
+    options = job.server_options(stream) | bounds.options()
     try:
         parse_options(options)
     except OptionError as error:
-        text = str(error)
-        for name, flag in _FLAGS.items():
-            text = text.replace(name, flag)
-        raise Misuse(text) from None
+        raise Misuse(in_flags(str(error))) from None
     return options
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from contrail_pipeline.bounds import Bounds
+
 
 class Slice(msgspec.Struct, frozen=True):
     """The messages of a part of the time; `first_us` and `last_us` are those of its messages."""
@@ -126,16 +128,6 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     def behind(self) -> int:
         """Messages that are not done: to be delivered, or to be acknowledged."""
         return self.pending + self.ack_pending
-
-
-class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The range that was asked for; without any of it, the whole stream."""
-
-    subjects: tuple[str, ...] = ()
-    from_seq: int | None = None
-    to_seq: int | None = None
-    start_time: str | None = None
-    end_time: str | None = None
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,9 +13,9 @@ from typing import Final
 
 from contrail_client.cli import units
 from contrail_client.cli.show import printable
+from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.summary import bins, charts, wording
 from contrail_pipeline.summary.figures import (
-    Bounds,
     Consumer,
     Content,
     Pattern,

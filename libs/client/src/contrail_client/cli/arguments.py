@@ -66,6 +66,16 @@ HeaderTexts = Annotated[
     list[str] | None,
     typer.Option("--header", "-H", metavar="NAME=VALUE", help="Message header; may be repeated."),
 ]
+FromSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="First sequence of the range.")]
+ToSeq = Annotated[int | None, typer.Option(metavar="SEQ", help="Last sequence of the range.")]
+StartTime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
+]
+EndTime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Replace = Annotated[
     bool,

@@ -9,9 +9,13 @@ import typer
 from contrail_client.cli import show
 from contrail_client.cli.arguments import (
     ConsumerName,
+    EndTime,
     FromReplica,
+    FromSeq,
     Raw,
+    StartTime,
     StreamName,
+    ToSeq,
     consumer_names,
 )
 from contrail_client.cli.connection import Session, client_command
@@ -151,20 +155,10 @@ def pull(
 def replay(
     session: Session,
     stream: StreamName,
-    from_seq: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="First sequence of the range.")
-    ] = None,
-    to_seq: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Last sequence of the range.")
-    ] = None,
-    start_time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only messages stored at or after this time (RFC 3339)."),
-    ] = None,
-    end_time: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Only messages stored before this time (RFC 3339)."),
-    ] = None,
+    from_seq: FromSeq = None,
+    to_seq: ToSeq = None,
+    start_time: StartTime = None,
+    end_time: EndTime = None,
     subject: Annotated[
         str | None, typer.Option(metavar="SUBJECT", help="Only messages of these subjects.")
     ] = None,
