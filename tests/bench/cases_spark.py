@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from contrail_client import Contrail
 from contrail_client.cli.connection import Session
 from contrail_client.cli.context import Context
-from contrail_pipeline.archiving import Archiver, Wishes
+from contrail_pipeline.archive.rounds import Archiver, Wishes
 from contrail_pipeline.job import Job as PipelineJob
 from contrail_spark.client import ReplayClient
 from contrail_spark.lake.store import Lake

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from contrail_client import Contrail, Message
 from contrail_client.cli.connection import Session
 from contrail_client.cli.context import Context
-from contrail_pipeline import archiving
+from contrail_pipeline.archive import rounds
 from contrail_pipeline.job import Job
 from contrail_spark import session
 from contrail_spark.client import ReplayClient
@@ -196,7 +196,7 @@ def test_commits_that_are_lost_to_another_job_are_worked_out_again(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(archiving, "PIECES_PER_CORE", 1)
+    monkeypatch.setattr(rounds, "PIECES_PER_CORE", 1)
     client.create_stream("C", {"subjects": ["c.>"]})
     for _ in range(4):
         client.publish_batch("C", [Message("c.a", bytes(LARGE))] * 5).raise_refused()
@@ -204,7 +204,7 @@ def test_commits_that_are_lost_to_another_job_are_worked_out_again(
     lake = Contested.ensure(tmp_path / "lake", "C", plan.incarnation, None)
     assert isinstance(lake, Contested)
     job = Job(Session(client, Context(server.url, None), True), None, False)
-    archiver = archiving.Archiver(job, "C", lake.root, archiving.Wishes(None, 1 << 20, True))
+    archiver = rounds.Archiver(job, "C", lake.root, rounds.Wishes(None, 1 << 20, True))
     archiver.catch_up(spark, lake, {0: 20})
     assert archiver.totals.messages == 20
     state = lake.state()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from contrail_client.cli.ending import Misuse
-from contrail_pipeline.archive import file_size_of
-from contrail_pipeline.archive_plan import Piece, covered, cut, missing_of, rounds, spelled
-from contrail_pipeline.archive_task import ArchiveTask, archive_piece
+from contrail_pipeline.archive.command import file_size_of
+from contrail_pipeline.archive.plan import Piece, covered, cut, missing_of, rounds, spelled
+from contrail_pipeline.archive.work import ArchiveTask, archive_piece
 from contrail_spark.errors import LakeError
 from contrail_spark.lake.manifest import Range, ShardState, State
 from contrail_spark.lake.store import Lake

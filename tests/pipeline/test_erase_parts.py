@@ -12,10 +12,10 @@ import pytest
 
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_common.subjects import matches
-from contrail_pipeline import erase_task, erasing
-from contrail_pipeline.erase import parse_range
-from contrail_pipeline.erase_task import Doomed, Scan, scan
-from contrail_pipeline.erasing import Eraser, Wishes, everything
+from contrail_pipeline.erase import steps, work
+from contrail_pipeline.erase.command import parse_range
+from contrail_pipeline.erase.steps import Eraser, Wishes, everything
+from contrail_pipeline.erase.work import Doomed, Scan, scan
 from contrail_spark.lake.layout import TEMPORARY, temporary_name
 from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.reader import LakeReader
@@ -70,7 +70,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> list[Any]:
         return [work(task) for task in tasks]
 
-    monkeypatch.setattr(erasing, "run_tasks", run_tasks)
+    monkeypatch.setattr(steps, "run_tasks", run_tasks)
 
 
 def erase(lake: Lake, *subjects: str, **wishes: Any) -> dict[str, Any]:
@@ -161,15 +161,15 @@ def test_an_erasure_that_was_killed_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30), people(31, 60), people(61, 90), token=2)
-    steps = 0
+    taken = 0
 
-    def killed_at(work: Callable[..., Any]) -> Callable[..., Any]:
+    def killed_at(act: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(*given: Any) -> Any:
-            nonlocal steps
-            steps += 1
-            if steps == step + 1:
+            nonlocal taken
+            taken += 1
+            if taken == step + 1:
                 raise KilledError
-            return work(*given)
+            return act(*given)
 
         return stepped
 
@@ -177,8 +177,8 @@ def test_an_erasure_that_was_killed_is_completed(
         for module, name in (
             (os, "link"),
             (os, "unlink"),
-            (erase_task, "_rewritten"),
-            (erasing, "delete"),
+            (work, "_rewritten"),
+            (steps, "delete"),
         ):
             patch.setattr(module, name, killed_at(getattr(module, name)))
         with suppress(KilledError):
@@ -223,15 +223,15 @@ def test_files_that_another_job_adds_meanwhile_are_rewritten_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
-    work, parts = erase_task._scanned, iter([people(31, 60), people(61, 90)])
+    before, parts = work._scanned, iter([people(31, 60), people(61, 90)])
 
     def scanned(*given: Any) -> Any:
-        found = work(*given)
+        found = before(*given)
         if rows := next(parts, None):
             archive(lake, rows, [Range(0, rows[0]["seq"], rows[-1]["seq"])])
         return found
 
-    monkeypatch.setattr(erase_task, "_scanned", scanned)
+    monkeypatch.setattr(work, "_scanned", scanned)
     erase(lake, SECRET)
     assert found_anywhere(lake, SECRET) == 0
     assert seqs(lake) == [seq for seq in range(1, 91) if seq % 3]
@@ -241,15 +241,15 @@ def test_a_file_that_is_added_during_the_proof_is_not_overlooked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
-    work, parts = erasing.everything, iter([people(31, 60)])
+    before, parts = steps.everything, iter([people(31, 60)])
 
     def then_added(root: Path) -> Any:
-        found = work(root)
+        found = before(root)
         if rows := next(parts, None):
             archive(lake, rows, [Range(0, 31, 60)])
         return found
 
-    monkeypatch.setattr(erasing, "everything", then_added)
+    monkeypatch.setattr(steps, "everything", then_added)
     receipt = erase(lake, SECRET)
     assert receipt["messages"] == 20
     assert receipt["commit"] == lake.state().number
@@ -260,14 +260,14 @@ def test_a_job_that_never_stops_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
-    work = erasing.everything
+    before = steps.everything
 
     def with_another(root: Path) -> Any:
         number = lake.state().number + 1
         (lake.root / TEMPORARY / temporary_name(number, "busy")).write_bytes(b"")
-        return work(root)
+        return before(root)
 
-    monkeypatch.setattr(erasing, "everything", with_another)
+    monkeypatch.setattr(steps, "everything", with_another)
     with pytest.raises(Failed, match=r"other jobs have changed the lake in .* 10 times"):
         erase(lake, SECRET)
 

@@ -11,9 +11,10 @@ import pytest
 
 from contrail_client import Contrail
 from contrail_client.cli.ending import Failed
-from contrail_pipeline import restore_task
-from contrail_pipeline.restore_progress import Progress
-from contrail_pipeline.restore_task import (
+from contrail_pipeline.restore import work
+from contrail_pipeline.restore.parts import captured, splits_of
+from contrail_pipeline.restore.progress import Progress
+from contrail_pipeline.restore.work import (
     RestoreTask,
     Target,
     first_tokens,
@@ -21,7 +22,6 @@ from contrail_pipeline.restore_task import (
     restore_part,
     transformed,
 )
-from contrail_pipeline.restoring import captured, splits_of
 from contrail_spark import publisher
 from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.selection import Selection
@@ -47,8 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contrail_pipeline.restore_task.BATCH_SEQUENCES", 100)
-    monkeypatch.setattr("contrail_pipeline.restoring.BATCH_SEQUENCES", 100)
+    monkeypatch.setattr("contrail_pipeline.restore.work.BATCH_SEQUENCES", 100)
+    monkeypatch.setattr("contrail_pipeline.restore.parts.BATCH_SEQUENCES", 100)
     monkeypatch.setattr("contrail_spark.bodies.BODY_ROWS_MAX", 30)
 
 
@@ -177,7 +177,7 @@ def test_splits_begin_and_end_with_batches(small_batches: None, tmp_path: Path) 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
 def test_messages_get_the_same_numbers_however_they_are_read(rows: int) -> None:
-    size = restore_task.BATCH_SEQUENCES
+    size = work.BATCH_SEQUENCES
     seqs = [1, size - 1, size, size + 1, 2 * size, 2 * size + 1, 5 * size + 1]
     table = pa.Table.from_pylist([made_row(seq) for seq in seqs], SCHEMA)
     found: dict[int, list[int]] = {}

@@ -16,7 +16,7 @@ from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.models import StreamInfo
 from contrail_client.operations import replaying
 from contrail_pipeline.bounds import Bounds, in_flags
-from contrail_pipeline.job import Job, job_command
+from contrail_pipeline.job import Job
 from contrail_pipeline.summary.backlog import consumers_of
 from contrail_pipeline.summary.figures import Content, Summary
 from contrail_pipeline.tasks import watched
@@ -34,12 +34,7 @@ Top = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the group of jobs."""
-    job_command(app, "summary")(summarise)
-
-
-def summarise(  # noqa: PLR0913, PLR0917 - one argument for each option
+def summary(  # noqa: PLR0913, PLR0917 - one argument for each option
     job: Job,
     stream: StreamName,
     out: Out = None,

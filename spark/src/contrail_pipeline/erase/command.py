@@ -8,14 +8,9 @@ import typer
 from contrail_client.cli.arguments import Yes, confirm
 from contrail_client.cli.ending import Misuse
 from contrail_common.subjects import filter_problem
-from contrail_pipeline.job import Job, job_command
+from contrail_pipeline.job import Job
 
 _DIGITS_MAX: Final = 18
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    job_command(app, "erase")(erase)
 
 
 def erase(
@@ -56,7 +51,7 @@ def erase(
     if not job.dry_run:
         confirm(f"Erase messages of the lake in {lake}? This cannot be undone.", yes)
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
-    from contrail_pipeline.erasing import Eraser, Wishes  # noqa: PLC0415
+    from contrail_pipeline.erase.steps import Eraser, Wishes  # noqa: PLC0415
 
     Eraser(job, lake, Wishes(tuple(subject or ()), tuple(ranges), stream, wait, receipt)).run()
 

@@ -12,8 +12,8 @@ import msgspec
 
 from contrail_client.cli import units
 from contrail_client.cli.ending import Failed
-from contrail_pipeline.archive_plan import Piece, covered, cut, missing_of, rounds, spelled
-from contrail_pipeline.archive_task import ArchiveTask, archive_piece
+from contrail_pipeline.archive.plan import Piece, covered, cut, missing_of, rounds, spelled
+from contrail_pipeline.archive.work import ArchiveTask, archive_piece
 from contrail_pipeline.failures import in_one_line
 from contrail_pipeline.job import Job
 from contrail_pipeline.tasks import run_tasks

@@ -8,12 +8,7 @@ import typer
 from contrail_client.cli.arguments import EndTime, StartTime, StreamName
 from contrail_client.cli.ending import Misuse
 from contrail_pipeline.bounds import Bounds
-from contrail_pipeline.job import Job, job_command
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    job_command(app, "restore")(restore)
+from contrail_pipeline.job import Job
 
 
 def restore(  # noqa: PLR0913 one for each option
@@ -60,7 +55,7 @@ def restore(  # noqa: PLR0913 one for each option
     if capture and not create:
         raise Misuse("--capture needs --create")
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
-    from contrail_pipeline.restoring import Restorer, Wishes  # noqa: PLC0415
+    from contrail_pipeline.restore.parts import Restorer, Wishes  # noqa: PLC0415
 
     wishes = Wishes(
         bounds=Bounds(tuple(subject or ()), from_seq, to_seq, start_time, end_time),

@@ -17,7 +17,7 @@ from contrail_client.cli import units
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.models import Erasure
 from contrail_common.timeunits import NS_PER_US, format_time
-from contrail_pipeline.erase_task import (
+from contrail_pipeline.erase.work import (
     Doomed,
     Found,
     Rewrite,
@@ -29,7 +29,7 @@ from contrail_pipeline.erase_task import (
 )
 from contrail_pipeline.failures import in_one_line
 from contrail_pipeline.job import Job
-from contrail_pipeline.restore_progress import FOLDER as RESTORES
+from contrail_pipeline.restore.progress import FOLDER as RESTORES
 from contrail_pipeline.tasks import run_tasks
 from contrail_spark.errors import LakeConflictError
 from contrail_spark.lake.layout import (

@@ -8,17 +8,12 @@ import typer
 from contrail_client.cli import units
 from contrail_client.cli.arguments import StreamName
 from contrail_client.cli.ending import Misuse
-from contrail_pipeline.job import Job, job_command
+from contrail_pipeline.job import Job
 from contrail_spark.options import parse_size
 
 FILE_SIZE_MIN: Final = 1 << 20
 FILE_SIZE_MAX: Final = 16 << 30
 TOKENS_MAX: Final = 64
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the group."""
-    job_command(app, "archive")(archive)
 
 
 def archive(
@@ -50,7 +45,7 @@ def archive(
     """Archive a stream to a lake of Parquet files: everything that is not in the lake yet."""
     file_bytes = file_size_of(file_size)
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
-    from contrail_pipeline.archiving import Archiver, Wishes  # noqa: PLC0415
+    from contrail_pipeline.archive.rounds import Archiver, Wishes  # noqa: PLC0415
 
     wishes = Wishes(subject_token, file_bytes, fail_on_data_loss)
     Archiver(job, stream, lake.absolute(), wishes).run()

@@ -18,8 +18,8 @@ from contrail_common.config_rules import SUBJECTS_MAX
 from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.failures import in_one_line
 from contrail_pipeline.job import Job
-from contrail_pipeline.restore_progress import Progress
-from contrail_pipeline.restore_task import (
+from contrail_pipeline.restore.progress import Progress
+from contrail_pipeline.restore.work import (
     BATCH_SEQUENCES,
     RestoreTask,
     Target,

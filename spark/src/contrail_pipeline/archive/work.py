@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from contrail_pipeline.archive_plan import Piece
+from contrail_pipeline.archive.plan import Piece
 from contrail_spark.batch import freeze_modules
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import ContrailSparkError

@@ -1,0 +1,1 @@
+"""`contrail pipeline archive`: copies a stream to a lake."""

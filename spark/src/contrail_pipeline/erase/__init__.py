@@ -1,0 +1,1 @@
+"""`contrail pipeline erase`: removes messages from a lake, and proves it."""

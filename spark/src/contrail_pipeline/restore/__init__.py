@@ -1,0 +1,1 @@
+"""`contrail pipeline restore`: replays a lake into a stream."""
