@@ -272,7 +272,7 @@ _READING: Final = (
         "Spark count()",
         "rows/s",
         cases_spark.SparkCount(),
-        aim=500_000,
+        aim=1_500_000,
         beside=(Beside("drain", 1, "the client without Spark"),),
     ),
     Case(
@@ -300,7 +300,7 @@ _READING: Final = (
     ),
     Case(
         "spark-stream",
-        "Spark readStream, all that there is in 4 batches",
+        "Spark readStream, all that there is in 5 batches",
         "rows/s",
         cases_spark.spark_stream,
         aim=500_000,

@@ -27,11 +27,13 @@ from tests.bench.cases_read import STREAM, Source
 from tests.bench.figures import Bench, BenchError, Beside, Case, Measured, Run
 from tests.bench.http_scripts import PAYLOAD_BYTES, SUBJECTS, Batches
 from tests.bench.processes import HOST, Usage
-from tests.bench.server import Server, fill, fresh_server, publish_batches
+from tests.bench.server import Server, fresh_server, publish_batches
 
 _PREFIX: Final = "bench"
 _PARTITIONS: Final = 8
-_BATCHES: Final = 4
+_BATCHES: Final = 5
+_TIMES: Final = 5
+"""Spark reads so many times the messages of the scale: it takes 0.3 s to begin with any number."""
 _RATE: Final = 20_000
 _RATE_BATCH: Final = 500
 _TIMEOUT_S: Final = 60.0
@@ -52,10 +54,11 @@ class SparkCount:
 
     def __call__(self, bench: Bench) -> Measured | None:
         """Rows a second; None without Java."""
+        rows = bench.scale.messages * _TIMES
         with fresh_server(bench) as server:
-            fill(bench, server, STREAM, _PREFIX)
-            runs = _runs(bench, server, self._job)
-        return Measured(tuple(runs), note="local[2], 8 splits") if runs else None
+            _fill(bench, server, rows)
+            runs = _runs(bench, server, self._job, rows)
+        return Measured(tuple(runs), note=f"local[2], {rows:,} rows") if runs else None
 
     def _job(self, session: Any, source: Source) -> Callable[[], Run]:
         return lambda: _counted(session, source, self.columns)
@@ -65,24 +68,22 @@ class SparkCount:
 class SparkRows:
     """All columns of all rows, which are then dropped: rows a second, or megabytes of payload.
 
-    ``from_parquet`` reads the same rows from local files, which Spark has written before. There are
-    ``fewer`` times fewer rows than the scale says.
+    ``from_parquet`` reads the same rows from local files, which Spark has written before.
     """
 
     payload_bytes: int = PAYLOAD_BYTES
-    fewer: int = 1
+    times: int = _TIMES
     from_parquet: bool = False
     in_mb: bool = False
 
     def __call__(self, bench: Bench) -> Measured | None:
         """The runs; None without Java."""
-        rows = bench.scale.messages // self.fewer
+        rows = bench.scale.messages * self.times
         with fresh_server(bench) as server:
-            server.create_stream(STREAM, _PREFIX)
-            publish_batches(bench, server, STREAM, _PREFIX, rows, self.payload_bytes)
+            _fill(bench, server, rows, self.payload_bytes)
             files = bench.folder / "rows.parquet" if self.from_parquet else None
-            runs = _runs(bench, server, _Scan(files, rows, self._per_row))
-        return Measured(tuple(runs), note="local[2]") if runs else None
+            runs = _runs(bench, server, _Scan(files, self._per_row), rows)
+        return Measured(tuple(runs), note=f"local[2], {rows:,} rows") if runs else None
 
     @property
     def _per_row(self) -> float:
@@ -93,7 +94,7 @@ def spark_latency(bench: Bench) -> Measured | None:
     """The age of the oldest row of a micro-batch when it is done, at a steady rate: seconds."""
     with fresh_server(bench) as server:
         server.create_stream(STREAM, _PREFIX)
-        runs = _runs(bench, server, _Latency(bench.scale.held_s))
+        runs = _runs(bench, server, _Latency(bench.scale.held_s), 0)
     if not runs:
         return None
     p99 = max(run.p99_s or 0.0 for run in runs)
@@ -101,10 +102,11 @@ def spark_latency(bench: Bench) -> Measured | None:
 
 
 def spark_stream(bench: Bench) -> Measured | None:
-    """A query that reads the stream in four batches and drops the rows: rows a second of them."""
+    """A query that reads the stream in five batches and drops the rows: rows a second of them."""
+    rows = bench.scale.messages * _TIMES
     with fresh_server(bench) as server:
-        fill(bench, server, STREAM, _PREFIX)
-        runs = _runs(bench, server, _following)
+        _fill(bench, server, rows)
+        runs = _runs(bench, server, _following, rows)
     return Measured(tuple(runs), note=f"local[2], {_BATCHES} batches") if runs else None
 
 
@@ -112,7 +114,7 @@ def spark_write(bench: Bench) -> Measured | None:
     """Rows a second that ``df.write`` stores, with ids; None without Java."""
     with fresh_server(bench) as server:
         server.create_stream(STREAM, _PREFIX)
-        runs = _runs(bench, server, _writing)
+        runs = _runs(bench, server, _writing, bench.scale.messages)
         if runs:
             server.check_stored(STREAM, (len(runs) + 1) * bench.scale.messages)
     return Measured(tuple(runs), note=f"local[2], {_PARTITIONS} partitions") if runs else None
@@ -120,16 +122,23 @@ def spark_write(bench: Bench) -> Measured | None:
 
 def spark_archive(bench: Bench) -> Measured | None:
     """Rows a second that `contrail pipeline archive` adds to a lake; None without Java."""
+    rows = bench.scale.messages * _TIMES
     with fresh_server(bench) as server:
-        fill(bench, server, STREAM, _PREFIX)
-        runs = _runs(bench, server, _Archiving(bench.folder))
+        _fill(bench, server, rows)
+        runs = _runs(bench, server, _Archiving(bench.folder), rows)
     return (
         Measured(tuple(runs), note="local[2], zstd, without the start of Spark") if runs else None
     )
 
 
-def _runs(bench: Bench, server: Server, job: Job) -> list[Run]:
-    source = Source(server.port, server.pid, bench.scale.messages)
+def _fill(bench: Bench, server: Server, rows: int, payload_bytes: int = PAYLOAD_BYTES) -> None:
+    server.create_stream(STREAM, _PREFIX)
+    publish_batches(bench, server, STREAM, _PREFIX, rows, payload_bytes)
+    server.check_stored(STREAM, rows)
+
+
+def _runs(bench: Bench, server: Server, job: Job, rows: int) -> list[Run]:
+    source = Source(server.port, server.pid, rows)
     # In another process, because the JVM runs until the process that started it ends.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(_in_session, source, job, bench.scale.runs).result()
@@ -211,7 +220,6 @@ class _Scan:
     """Reads all columns, from the stream or from files with the same rows."""
 
     files: Path | None
-    rows: int
     per_row: float
 
     def __call__(self, session: Any, source: Source) -> Callable[[], Run]:
@@ -220,15 +228,15 @@ class _Scan:
             return lambda: self._scanned(stream.load(), source)
         stream.load().write.mode("overwrite").parquet(str(self.files))
         frame = session.read.parquet(str(self.files))
-        if frame.count() != self.rows:
-            raise BenchError(f"the files have {frame.count()} of {self.rows} rows")
+        if frame.count() != source.messages:
+            raise BenchError(f"the files have {frame.count()} of {source.messages} rows")
         return lambda: self._scanned(frame, source)
 
     def _scanned(self, frame: Any, source: Source) -> Run:
         before = Usage.now(source.server_pid)
         frame.write.format("noop").mode("overwrite").save()
         after = Usage.now(source.server_pid)
-        run = before.run(after, self.rows)
+        run = before.run(after, source.messages)
         return replace(run, value=run.value * self.per_row, client_us=None, other_cores=0.0)
 
 
@@ -336,7 +344,7 @@ WHOLE_ROWS: Final = (
         "spark-1k",
         "the same with payloads of 1 KiB",
         "MB/s",
-        SparkRows(payload_bytes=1_024, fewer=2, in_mb=True),
+        SparkRows(payload_bytes=1_024, times=1, in_mb=True),
         aim=400,
     ),
     Case(
