@@ -86,8 +86,8 @@ class _Chunks:
         self.closed = True
 
 
-class Archive(Protocol):
-    """What else has messages that the stream no longer has."""
+class LowerTier(Protocol):
+    """What else has messages that the stream no longer has, such as a lake."""
 
     def removed(
         self, shard: int, bounds: tuple[int, int], columns: tuple[str, ...]
@@ -99,7 +99,7 @@ class Archive(Protocol):
 class ReplayClient:
     """Reads replay plans and splits of one stream.
 
-    What the stream no longer has when a split is read comes from ``archive``, if there is one.
+    What the stream no longer has when a split is read comes from ``lower``, if there is one.
     ``lost`` gets ranges that were removed before they were read, and the read goes on; that the
     server has lost the end of a range remains an error.
     Every method raises OptionError if the token file cannot be read, ServerRefusedError (or its
@@ -111,12 +111,12 @@ class ReplayClient:
         self,
         options: ReplayOptions,
         sleep: Callable[[float], None] = time.sleep,
-        archive: Archive | None = None,
+        lower: LowerTier | None = None,
         lost: Callable[[int, int], None] | None = None,
     ) -> None:
         self._options = options
         self._sleep = sleep
-        self._archive = archive
+        self._lower = lower
         self._lost = lost
 
     def plan(self) -> ReplayPlan:
@@ -264,15 +264,15 @@ class ReplayClient:
         columns: tuple[str, ...],
         failure: ServerRefusedError | InterruptionError,
     ) -> Iterator[pa.RecordBatch]:
-        """What the archive has of the part of ``left`` before ``kept``.
+        """What the lower tier has of the part of ``left`` before ``kept``.
 
         Raises DataLossError for what it lacks, and for the part after ``kept``, or logs that. The
-        archive is not asked for the latter: the stream may store other messages there.
+        lower tier is not asked for the latter: the stream may store other messages there.
         """
         removed = (left.from_seq, kept.from_seq - 1)
         lacking, batches = [removed], iter(())
-        if self._archive is not None and removed[0] <= removed[1]:
-            lacking, batches = self._archive.removed(left.shard, removed, columns)
+        if self._lower is not None and removed[0] <= removed[1]:
+            lacking, batches = self._lower.removed(left.shard, removed, columns)
         edges = (*lacking, (kept.to_seq + 1, left.to_seq))
         runs = [(first, last) for first, last in edges if first <= last]
         if self._lost is not None and kept.to_seq == left.to_seq:

@@ -45,7 +45,7 @@ class TieredPlan:
     lake_splits: tuple[LakeSplit, ...] = ()
 
 
-class LakeArchive:
+class LakeTier:
     """What a lake has of messages that were removed from the stream after a range was fixed."""
 
     def __init__(self, reader: LakeReader) -> None:
@@ -96,8 +96,8 @@ def selection(options: ReplayOptions) -> Selection:
 
 def client_of(options: ReplayOptions, lake: Lake | None) -> ReplayClient:
     """A client that reads what is removed in the meantime from the lake, if there is one."""
-    archive = None if lake is None else LakeArchive(LakeReader(lake, selection(options)))
-    return ReplayClient(options, archive=archive)
+    lower = None if lake is None else LakeTier(LakeReader(lake, selection(options)))
+    return ReplayClient(options, lower=lower)
 
 
 def check_lake(options: ReplayOptions, lake: Lake, plan: ReplayPlan | None) -> None:

@@ -1,4 +1,4 @@
-"""A lake: the archive of a stream in Parquet files, and the manifest that says which belong to it.
+"""A lake: a copy of a stream in Parquet files, and the manifest that says which belong to it.
 
 Needs no Spark. `docs/lake.md` describes the format.
 """

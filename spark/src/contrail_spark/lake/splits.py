@@ -29,7 +29,7 @@ class LakeSplit:
 
 
 def first_seq(state: State, shard: int) -> int:
-    """The sequence with which the archive of a shard begins.
+    """The sequence with which a shard begins in the lake.
 
     What the stream had lost before it was archived for the first time is no loss of a reader.
     """
