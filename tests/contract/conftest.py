@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.contract.replays import Recorder, Twins
+from tests.contract.replays import Recorder, Twin, Twins
 from tests.support.servers import ServerProcess, SplitServers
 
 AnyServer = ServerProcess | SplitServers
@@ -133,8 +133,8 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Twins]:
     """Two servers that get nothing but what tests have sent to another one."""
     folder = tmp_path_factory.mktemp("twins")
     with (
-        ServerProcess(folder / "fast") as one,
-        ServerProcess(folder / "declared", fast_lane="off") as other,
+        Twin(folder / "fast") as one,
+        Twin(folder / "declared", fast_lane="off") as other,
     ):
         yield Twins(one, other)
 

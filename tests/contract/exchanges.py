@@ -87,7 +87,8 @@ def _probes() -> Iterator[Ask]:
 
 
 def _streams() -> Iterator[Ask]:
-    config = {"subjects": ["s.>"], "max_age": "90s"}
+    # Long enough for slow machines: a replay restores messages of the age of the recorded ones.
+    config = {"subjects": ["s.>"], "max_age": "90m"}
     yield Ask("PUT", S, 201, json=config, keep_headers={"etag": "etag"})
     yield Ask("PUT", S, 200, json=config)
     yield Ask("PUT", S, 412, json=config, headers={"if-match": '"other"'})
@@ -276,7 +277,8 @@ def _deliveries() -> Iterator[Ask]:
     yield Ask("PUT", C, 422, json={"deliver_policy": "by_start_time"})
     yield Ask("PUT", "/v1/streams/none/consumers/c", 404, json={})
     yield Ask("POST", f"{S}/consumers", 201, json={"name": "d", "inactive_threshold": "1h"})
-    yield Ask("POST", f"{S}/consumers", 201, json={}, keep={"ephemeral": ("name",)})
+    lasting = {"inactive_threshold": "1h"}
+    yield Ask("POST", f"{S}/consumers", 201, json=lasting, keep={"ephemeral": ("name",)})
     yield Ask("GET", f"{S}/consumers/{{ephemeral}}", 200)
     yield Ask("POST", f"{S}/consumers", 409, json={"name": "d", "max_deliver": 3})
     yield Ask("POST", f"{S}/consumers", 422, json={"max_waiting": -1})

@@ -18,6 +18,7 @@ from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
 from contrail_edge.known_heads import KnownHeads
+from tests.contract.twin import slow_down
 
 _send, _read, _split = DirectExchange._send, DirectRead.__call__, KnownHeads.split
 _known_exchange = EdgeApp.known_exchange
@@ -106,4 +107,5 @@ PLANTS: Final[dict[str, tuple[type, str, Callable[..., Any]]]] = {
 if __name__ == "__main__":
     owner, name, value = PLANTS[sys.argv.pop(1)]
     setattr(owner, name, value)
+    slow_down()
     runpy.run_module("contrail_serve", run_name="__main__", alter_sys=True)

@@ -5,6 +5,7 @@ what shows that this covers every operation, and that it finds differences.
 """
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.contract.conftest import Stream
 from tests.contract.exchanges import Ask, Conversation, conversation
 from tests.contract.plants import PLANTS
 from tests.contract.replays import Exchange, Recorder, Twins
+from tests.contract.talk import wait_until
 from tests.contract.test_forms import BAD, IN_CLUSTERS, OPERATIONS
 from tests.support.servers import ServerProcess
 
@@ -61,6 +63,38 @@ def test_client_of_a_contract_test_is_recorded(stream: Stream) -> None:
     assert isinstance(recorder, Recorder)
     assert [one.method for one in recorder.exchanges] == ["PUT", "POST"]
     assert recorder.exchanges[1].pieces == [b"text"]
+
+
+def test_consumer_with_a_random_name_is_created_once(fast: ServerProcess) -> None:
+    path = "/v1/streams/ONCE"
+    asks = [
+        Ask("PUT", path, 201, json={"subjects": ["once"]}),
+        Ask("POST", f"{path}/consumers", 201, json={}),
+        Ask("POST", f"{path}/consumers", 201, json={"name": "named"}),
+        Ask("POST", f"{path}/consumers", 422, json={"max_waiting": -1}),
+        Ask("GET", f"{path}/consumers", 200),
+        Ask("DELETE", path, 204),
+    ]
+    twice = [one.comes_twice for one in recorded(fast, asks)]
+    assert twice == [False, False, True, True, True, False]
+
+
+def test_nothing_ends_by_time_in_a_replay(fast: ServerProcess, twins: Twins) -> None:
+    path = "/v1/streams/TIMED"
+    lasting = {f"{path}/messages/1", f"{path}/consumers/c"}
+    with ExitStack() as stack:
+        servers = (twins.fast, twins.declared, fast)
+        *slow, usual = [stack.enter_context(server.client()) for server in servers]
+        for client in (*slow, usual):
+            client.put(path, json={"subjects": ["timed"], "allow_msg_ttl": True})
+            client.post("/v1/subjects/timed/messages", headers={"nats-ttl": "1s"})
+            config = {"name": "c", "durable_name": None, "inactive_threshold": "100ms"}
+            client.post(f"{path}/consumers", json=config)
+        wait_until(lambda: all(usual.get(target).status_code == 404 for target in lasting))
+        for client in slow:
+            assert {client.get(target).status_code for target in lasting} == {200}
+        for client in (*slow, usual):
+            assert client.delete(path).status_code == 204
 
 
 # Planted differences -----------------------------------------------------------------------------

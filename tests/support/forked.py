@@ -30,15 +30,17 @@ _lock: Final = threading.Lock()
 
 
 class Forked:
-    """Runs ``python -m contrail_serve``; has what tests use of `subprocess.Popen`."""
+    """Runs ``python -m`` a module of servers; has what tests use of `subprocess.Popen`."""
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
+    def __init__(self, arguments: Sequence[str], log: Path, module: str = "contrail_serve") -> None:
         reading, writing = os.pipe()
         self.stdout = os.fdopen(reading, encoding="utf-8")
         with Connection(writing, readable=False) as stdout, _lock:
             # A daemon: it does not outlive the tests.
             self._process = _forks.Process(
-                target=_serve, args=(list(arguments), dict(os.environ), stdout, log), daemon=True
+                target=_serve,
+                args=(module, list(arguments), dict(os.environ), stdout, log),
+                daemon=True,
             )
             self._process.start()
             self._sentinel = self._process.sentinel
@@ -65,7 +67,11 @@ class Forked:
 
 
 def _serve(
-    arguments: list[str], environment: dict[str, str], stdout: Connection, log: Path
+    module: str,
+    arguments: list[str],
+    environment: dict[str, str],
+    stdout: Connection,
+    log: Path,
 ) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -73,5 +79,5 @@ def _serve(
         os.dup2(stdout.fileno(), sys.stdout.fileno())
         os.dup2(stderr.fileno(), sys.stderr.fileno())
     gc.freeze()  # a start collects once, and need not look at what every fork has
-    sys.argv = ["contrail_serve", *arguments]
-    runpy.run_module("contrail_serve", run_name="__main__")
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__")

@@ -33,6 +33,8 @@ class Process:
 
     program: ClassVar[Sequence[str]] = ()
     """The command line, for a server that is no fork: it needs an interpreter of its own."""
+    module: ClassVar[str] = "contrail_serve"
+    """What a fork runs."""
 
     def __init__(self, service: str, log: Path, **settings: Any) -> None:
         self.service = service
@@ -50,7 +52,7 @@ class Process:
         """Start the process without waiting."""
         arguments = [self.service, *(f"{name}={value}" for name, value in self.settings.items())]
         if not self.program:
-            self.process = Forked(arguments, self.log)
+            self.process = Forked(arguments, self.log, self.module)
             return
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
