@@ -1,6 +1,7 @@
 """`contrail pipeline summary` up to the point at which Spark starts. No JVM."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,7 +58,9 @@ def test_a_dry_run_for_machines(client: Contrail, running: ServerProcess) -> Non
             2,
             "options --from-seq and --start-time",
         ),
-        (["S", "--subject", "a..b"], 2, "option --subject: "),
+        (["S", "--subject", "a..b"], 2, "--subject 'a..b': "),
+        (["S", "--subject", "a", "--subject", ""], 2, "--subject '': "),
+        (["S", "--subject", "a b"], 2, "--subject 'a b': "),
         (["S", "--out", "."], 2, "is a folder"),
         (["S", "--out", "nowhere/report.html"], 2, "there is no folder nowhere"),
     ],
@@ -69,6 +72,16 @@ def test_a_mistake_is_told_before_spark_starts(
     failure = json.loads(found.stderr)
     assert (found.exit_code, failure["exit_status"]) == (status, status)
     assert said in found.stderr
+
+
+def test_only_a_regular_file_is_replaced(
+    client: Contrail, running: ServerProcess, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.html"
+    os.mkfifo(out)
+    found = summary(running, "S", "--out", str(out), "--dry-run")
+    assert found.exit_code == 2
+    assert "report.html is not a regular file" in found.stderr
 
 
 def test_the_largest_number_of_subjects_is_allowed(

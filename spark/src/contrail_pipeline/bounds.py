@@ -4,6 +4,9 @@ from typing import Final
 
 import msgspec
 
+from contrail_client.cli.ending import Misuse
+from contrail_common.subjects import filter_problem
+
 _FLAGS: Final = {
     "subject:": "--subject:",
     "startingSequence": "--from-seq",
@@ -22,6 +25,15 @@ class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
     to_seq: int | None = None
     start_time: str | None = None
     end_time: str | None = None
+
+    def check(self) -> None:
+        """Raise Misuse for a subject that is not valid.
+
+        The option of the data source separates subjects by spaces, and without any it selects all.
+        """
+        for each in self.subjects:
+            if problem := filter_problem(each):
+                raise Misuse(f"--subject {each!r}: {problem}")
 
     def options(self) -> dict[str, str]:
         """The options of the data source for it."""

@@ -95,6 +95,7 @@ def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
     from contrail_spark.errors import OptionError  # noqa: PLC0415
     from contrail_spark.options import parse_options  # noqa: PLC0415
 
+    bounds.check()
     options = job.server_options(stream) | bounds.options()
     try:
         parse_options(options)
@@ -144,9 +145,12 @@ def _content(job: Job, options: dict[str, str], top: int) -> Content:
 def _check_writable(out: Path) -> None:
     """Fail before the work if the report could not be written after it."""
     if out.is_dir():
-        raise ValueError(f"--out: {out} is a folder; give the name of a file in it")
+        raise Misuse(f"--out: {out} is a folder; give the name of a file in it")
+    # Replacing /dev/null would take it from all other programs.
+    if out.exists() and not out.is_file():
+        raise Misuse(f"--out: {out} is not a regular file, and would be replaced by one")
     if not out.parent.is_dir():
-        raise ValueError(f"--out: there is no folder {out.parent}")
+        raise Misuse(f"--out: there is no folder {out.parent}")
     if not os.access(out.parent, os.W_OK):
         raise Failed(f"the folder {out.parent.absolute()} is not writable")
 
