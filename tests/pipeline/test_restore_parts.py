@@ -1,6 +1,7 @@
 """The parts of a restore, without a JVM: what is sent again after any interruption, and headers."""
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ from contrail_spark.lake.store import Lake
 from contrail_spark.options import parse_write_options
 from tests.pipeline.lakes import SCHEMA, Row, archive, made_lake, made_row
 from tests.spark.stored import message_ids, stored
+from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
 LAST = 3_000
@@ -238,7 +240,7 @@ def test_a_new_stream_captures_what_is_in_the_lake(tmp_path: Path) -> None:
         tmp_path / "lake", [made_row(1, "a.b"), made_row(2, "a.c.d"), made_row(3, "b")]
     )
     [file] = lake.state().live_files()
-    tokens = first_tokens(str(lake.root / file.path))
+    tokens = set(first_tokens(str(lake.root / file.path)).filters)
     assert captured(tokens, "") == ["a.>", "b"]
     assert captured(tokens, "x.") == ["x.>"]
     assert captured(tokens, "x") == ["xa.>", "xb"]
@@ -246,6 +248,13 @@ def test_a_new_stream_captures_what_is_in_the_lake(tmp_path: Path) -> None:
         captured(set(), "")
     with pytest.raises(Failed, match="more than 256 tokens; use --capture"):
         captured({f"t{at}.>" for at in range(257)}, "")
+
+
+def test_a_file_whose_subjects_cannot_be_read_has_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    assert first_tokens(str(path)).problem == f"{path} is missing"
+    path.write_bytes(b"PAR1")
+    assert f"{path} is damaged: " in str(first_tokens(str(path)).problem)
 
 
 def test_a_refusal_is_the_problem_of_the_task(server: ServerProcess, tmp_path: Path) -> None:
@@ -257,3 +266,20 @@ def test_a_refusal_is_the_problem_of_the_task(server: ServerProcess, tmp_path: P
     outcome = restore_part(task)
     assert "sequences 1..8192 of shard 0" in str(outcome.problem)
     assert "row 1 with subject 'other.x'" in str(outcome.problem)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--subject", ""], "--subject '': a subject filter must not be empty"),
+        (["--subject", "a b"], "--subject 'a b': .* white space"),
+        (["--create", "--capture", "a..b"], "--capture 'a..b': .* empty token"),
+        (["--subject-prefix", ".old."], "--subject-prefix '.old.': .* empty token"),
+        (["--subject-prefix", "*."], "--subject-prefix '\\*.': .* wildcards"),
+        (["--capture", "a"], "--capture needs --create"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_done(arguments: list[str], why: str) -> None:
+    found = run_contrail("pipeline", "restore", "nowhere", "S", *arguments, env={})
+    assert found.exit_code == 2
+    assert re.search(why, found.stderr)

@@ -7,6 +7,7 @@ import typer
 
 from contrail_client.cli.arguments import EndTime, StartTime, StreamName
 from contrail_client.cli.ending import Misuse
+from contrail_common.subjects import filter_problem, subject_problem
 from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.job import Job
 
@@ -54,11 +55,18 @@ def restore(  # noqa: PLR0913 one for each option
     """Replay a lake into a stream, each message once. If interrupted, run it again."""
     if capture and not create:
         raise Misuse("--capture needs --create")
+    bounds = Bounds(tuple(subject or ()), from_seq, to_seq, start_time, end_time)
+    bounds.check()
+    for each in capture or ():
+        if problem := filter_problem(each):
+            raise Misuse(f"--capture {each!r}: {problem}")
+    if problem := subject_problem(f"{subject_prefix}x"):
+        raise Misuse(f"--subject-prefix {subject_prefix!r}: {problem}")
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
     from contrail_pipeline.restore.parts import Restorer, Wishes  # noqa: PLC0415
 
     wishes = Wishes(
-        bounds=Bounds(tuple(subject or ()), from_seq, to_seq, start_time, end_time),
+        bounds=bounds,
         create=create,
         capture=tuple(capture or ()),
         prefix=subject_prefix,

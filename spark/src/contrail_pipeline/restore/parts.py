@@ -198,7 +198,11 @@ class Restorer:
         config: StreamConfig = {"subjects": list(self._wishes.capture)}
         if not self._wishes.capture:
             paths = [str(lake.root / each.path) for each in found]
-            tokens = set().union(*run_tasks(spark, paths, first_tokens, lambda _: None), ())
+            read = run_tasks(spark, paths, first_tokens, lambda _: None)
+            for each in read:
+                if each.problem is not None:
+                    raise Failed(each.problem)
+            tokens = {one for each in read for one in each.filters}
             config = {"subjects": captured(tokens, self._wishes.prefix)}
         if len(state.shards) > 1:
             config["shards"] = max(state.shards) + 1

@@ -164,12 +164,25 @@ def _acts(name: str) -> bool:
     return name.lower().startswith(_ACTING)
 
 
-def first_tokens(path: str) -> set[str]:
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
     """Filters for the subjects in a file: their first tokens, and what follows these."""
+
+    filters: frozenset[str] = frozenset()
+    problem: str | None = None
+
+
+def first_tokens(path: str) -> FirstTokens:
+    """Read them, or why that is not possible."""
     found: set[str] = set()
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(columns=["subject"], use_threads=False):
-            for subject in pc.unique(batch.column("subject")).to_pylist():
-                token, dot, _ = subject.partition(".")
-                found.add(f"{token}.>" if dot else token)
-    return found
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(columns=["subject"], use_threads=False):
+                for subject in pc.unique(batch.column("subject")).to_pylist():
+                    token, dot, _ = subject.partition(".")
+                    found.add(f"{token}.>" if dot else token)
+    except FileNotFoundError:
+        return FirstTokens(problem=f"{path} is missing")
+    except (pa.ArrowException, OSError, KeyError) as error:
+        return FirstTokens(problem=f"{path} is damaged: {error}")
+    return FirstTokens(frozenset(found))
