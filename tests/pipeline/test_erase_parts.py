@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from contrail_client import Contrail
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_common.subjects import matches
 from contrail_pipeline.erase import steps, work
-from contrail_pipeline.erase.command import parse_range
+from contrail_pipeline.erase.command import check_receipt, parse_range
 from contrail_pipeline.erase.steps import Eraser, Wishes, everything
 from contrail_pipeline.erase.work import Doomed, Scan, scan
 from contrail_spark.lake.layout import TEMPORARY, temporary_name
@@ -22,6 +23,7 @@ from contrail_spark.lake.reader import LakeReader
 from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.store import Lake
 from tests.pipeline.lakes import Row, archive, made_lake, made_row, partition_of_row, write
+from tests.support.servers import ServerProcess
 
 SECRET = "s.ann.visit"
 
@@ -36,8 +38,13 @@ class FakeJob:
     dry_run = False
     as_json = True
 
-    def __init__(self) -> None:
+    def __init__(self, client: Contrail | None = None, url: str = "") -> None:
+        self.client = client
         self.results: list[dict[str, Any]] = []
+        self._url = url
+
+    def server_options(self, stream: str) -> dict[str, str]:
+        return {"url": self._url, "stream": stream}
 
     def spark(self) -> Any:
         context = SimpleNamespace(defaultParallelism=2)
@@ -285,6 +292,23 @@ def test_nothing_is_proven_with_a_damaged_or_a_strange_file(tmp_path: Path) -> N
         erase(lake, SECRET)
 
 
+def test_a_missing_file_is_no_other_job(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30), people(31, 60))
+    path = lake.state().live_files()[1].path
+    (lake.root / path).unlink()
+    with pytest.raises(Failed, match=f"{path} is missing"):
+        erase(lake, SECRET)
+
+
+def test_nothing_is_proven_behind_a_link_to_a_folder(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    [day] = (lake.root / "data").iterdir()
+    day.rename(tmp_path / "elsewhere")
+    day.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Failed, match=f"does not belong there .*data/{day.name}"):
+        erase(lake, SECRET)
+
+
 def test_a_damaged_file_does_not_get_a_new_checksum(tmp_path: Path) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
     [entry] = lake.state().live_files()
@@ -332,6 +356,53 @@ def test_ranges_are_read(text: str, expected: tuple[int | None, int, int]) -> No
 def test_wrong_ranges_are_refused(text: str) -> None:
     with pytest.raises(Misuse, match="--seq"):
         parse_range(text)
+
+
+def test_a_stream_that_was_created_again_is_not_touched(
+    running: ServerProcess, tmp_path: Path
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    with Contrail(running.url) as client:
+        client.create_stream("S", {"subjects": ["s.>"]})
+        client.publish("s.new", "x")
+        eraser = Eraser(
+            FakeJob(client, running.url),  # type: ignore[arg-type]
+            lake.root,
+            Wishes((), ((None, 1, 1),), in_stream=True),
+        )
+        with pytest.raises(Failed, match=r"created again since the lake .* without --stream"):
+            eraser.run()
+        assert client.get_stream("S").state.messages == 1
+    assert seqs(lake) == list(range(1, 31))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("lake/receipt.json", "outside of the lake"),
+        ("lake/../linked/receipt.json", "outside of the lake"),
+        ("nowhere/receipt.json", "there is no folder .*nowhere"),
+        (".", "is a folder"),
+    ],
+)
+def test_a_receipt_that_cannot_be_kept_is_refused_first(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    (tmp_path / "linked").symlink_to(lake)
+    with pytest.raises(Misuse, match=why):
+        check_receipt(tmp_path / name, lake)
+    check_receipt(tmp_path / "receipt.json", lake)
+
+
+def test_a_receipt_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    job = FakeJob()
+    wishes = Wishes((SECRET,), receipt=tmp_path)
+    with pytest.raises(Failed, match="the messages are erased, but the receipt"):
+        Eraser(job, lake.root, wishes).run()  # type: ignore[arg-type]
+    assert [each["messages"] for each in job.results] == [10]
 
 
 def test_a_receipt_is_a_file_of_its_own(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """`contrail pipeline erase`: the options of the job."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from contrail_client.cli.arguments import Yes, confirm
-from contrail_client.cli.ending import Misuse
+from contrail_client.cli.ending import Failed, Misuse
 from contrail_common.subjects import filter_problem
 from contrail_pipeline.job import Job
 
@@ -46,14 +47,26 @@ def erase(
     ranges = [parse_range(each) for each in seq or ()]
     if not (subject or ranges):
         raise Misuse("nothing to erase: give --subject or --seq")
-    if receipt is not None and receipt.absolute().is_relative_to(lake.absolute()):
-        raise Misuse("--receipt must be outside of the lake, because it names what was erased")
+    if receipt is not None:
+        check_receipt(receipt, lake)
     if not job.dry_run:
         confirm(f"Erase messages of the lake in {lake}? This cannot be undone.", yes)
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
     from contrail_pipeline.erase.steps import Eraser, Wishes  # noqa: PLC0415
 
     Eraser(job, lake, Wishes(tuple(subject or ()), tuple(ranges), stream, wait, receipt)).run()
+
+
+def check_receipt(receipt: Path, lake: Path) -> None:
+    """Refuse a receipt that could not be kept, before anything is erased."""
+    if receipt.resolve().is_relative_to(lake.resolve()):
+        raise Misuse("--receipt must be outside of the lake, because it names what was erased")
+    if receipt.is_dir():
+        raise Misuse(f"--receipt: {receipt} is a folder; give the name of a file in it")
+    if not receipt.parent.is_dir():
+        raise Misuse(f"--receipt: there is no folder {receipt.parent}")
+    if not os.access(receipt if receipt.exists() else receipt.parent, os.W_OK):
+        raise Failed(f"the receipt {receipt.absolute()} is not writable")
 
 
 def parse_range(text: str) -> tuple[int | None, int, int]:

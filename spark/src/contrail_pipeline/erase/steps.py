@@ -31,6 +31,7 @@ from contrail_pipeline.failures import in_one_line
 from contrail_pipeline.job import Job
 from contrail_pipeline.restore.progress import FOLDER as RESTORES
 from contrail_pipeline.tasks import run_tasks
+from contrail_spark.client import ReplayClient
 from contrail_spark.errors import LakeConflictError
 from contrail_spark.lake.layout import (
     DATA,
@@ -43,6 +44,7 @@ from contrail_spark.lake.layout import (
 )
 from contrail_spark.lake.manifest import Commit, FileEntry, Range, State
 from contrail_spark.lake.store import Lake
+from contrail_spark.options import parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,6 +129,14 @@ class Eraser:
     def _erase_in_stream(self, lake: Lake, doomed: Doomed) -> None:
         """Erase in the stream first: otherwise the next archive would bring messages back."""
         client, stream = self._job.client, lake.info.stream
+        plan = ReplayClient(parse_options(self._job.server_options(stream))).plan()
+        if plan.incarnation != lake.info.incarnation:
+            # It has other messages under the same sequences.
+            raise Failed(
+                f"stream {stream} was deleted and created again since the lake in {lake.root} was "
+                f"begun; erase in the lake without --stream, and in the stream with "
+                f"`contrail stream erase`"
+            )
         if sum(each.to_seq - each.from_seq + 1 for each in doomed.ranges) > SEQUENCES_MAX:
             raise Misuse(f"--stream takes at most {SEQUENCES_MAX:,} sequences; erase by subject")
         receipts = [client.erase(stream, subject=each) for each in doomed.subjects]
@@ -205,21 +215,23 @@ class Eraser:
         """Delete what has the messages and is not of the lake; True if nothing has them then."""
         parquet, documents, unknown = everything(lake.root)
         found = self._scan(spark, lake, doomed, parquet, thorough=True)
-        state = lake.state()
-        dirty = [each for each in found if each.doomed or each.problem is not None]
-        if not state.files.keys() <= {each.path for each in found if not each.doomed}:
-            # Another job has added a file.
-            return False
-        for each in dirty:
-            if each.problem is not None and each.path in state.files:
-                raise Failed(f"the lake in {lake.root}: {each.problem}")
-        gone = [each.path for each in dirty]
         temporary = [each for each in unknown if _is_temporary(each)]
         if strange := sorted(set(unknown) - set(temporary)):
             raise Failed(
                 f"the lake in {lake.root} has a file that does not belong there and may have "
                 f"copies of messages: {strange[0]}; remove it, and run this again"
             )
+        state = lake.state()
+        dirty = [each for each in found if each.doomed or each.problem is not None]
+        seen = {each.path for each in found}
+        if not state.files.keys() <= {each.path for each in found if not each.doomed}:
+            # Another job has added a file, unless one is missing.
+            check_there(lake, state.files.keys() - seen)
+            return False
+        for each in dirty:
+            if each.problem is not None and each.path in state.files:
+                raise Failed(f"the lake in {lake.root}: {each.problem}")
+        gone = [each.path for each in dirty]
         if any(_commit_of(each) > state.number for each in (*gone, *temporary)):
             # A job may be about to add them. With this commit it no longer can.
             self._fence(lake, state)
@@ -281,7 +293,7 @@ class Eraser:
             "erasures": done.erasures,
         }
         if self._wishes.receipt is not None:
-            write_receipt(self._wishes.receipt, msgspec.json.encode(receipt))
+            self._keep(self._wishes.receipt, receipt)
         text = (
             f"{units.counted(receipt['messages'], 'message')} erased from "
             f"{units.counted(len(done.rewritten), 'file')}; "
@@ -291,14 +303,39 @@ class Eraser:
         )
         self._job.done(text, receipt)
 
+    def _keep(self, path: Path, receipt: dict[str, Any]) -> None:
+        content = msgspec.json.encode(receipt)
+        try:
+            write_receipt(path, content)
+        except OSError as error:
+            # Another run would find nothing to erase, and have another receipt.
+            self._job.done(content.decode(), receipt)
+            raise Failed(
+                f"the messages are erased, but the receipt {path} cannot be written: "
+                f"{error.strerror}; it was printed instead"
+            ) from error
+
+
+def check_there(lake: Lake, paths: Iterable[str]) -> None:
+    """Raise Failed if a file of the lake is missing, rather than replaced meanwhile."""
+    for path in sorted(paths):
+        if not (lake.root / path).exists() and path in lake.state().files:
+            raise Failed(f"the lake in {lake.root}: {path} is missing")
+
 
 def everything(root: Path) -> tuple[list[str], list[str], list[str]]:
-    """All files below a lake: data files, documents without messages, and all others."""
+    """All files below a lake: data files, documents without messages, and all others.
+
+    Links to folders are among the others: what is behind them is not looked through.
+    """
     parquet, documents, unknown = [], [], []
-    for folder, _, names in os.walk(root, onerror=_raise):
-        for name in names:
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        links = [each for each in folders if Path(folder, each).is_symlink()]
+        for name in (*names, *links):
             path = Path(folder, name).relative_to(root).as_posix()
-            if parse_data_path(path) is not None:
+            if name in links:
+                unknown.append(path)
+            elif parse_data_path(path) is not None:
                 parquet.append(path)
             elif _is_document(path):
                 documents.append(path)
