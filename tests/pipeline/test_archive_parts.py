@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from contrail_client import Contrail
 from contrail_client.cli.ending import Misuse
 from contrail_pipeline.archive.command import file_size_of
 from contrail_pipeline.archive.plan import Piece, covered, cut, missing_of, rounds, spelled
@@ -15,6 +16,8 @@ from contrail_spark.lake.store import Lake
 from contrail_spark.options import SPLITS_MAX, parse_options
 from contrail_spark.plan import ShardBounds, Split
 from tests.spark.replay_server import ReplayServer
+from tests.support.command import run_contrail
+from tests.support.servers import ServerProcess
 
 
 def archived_through(last: int) -> State:
@@ -139,3 +142,21 @@ def test_a_task_fails_in_one_sentence(server: ReplayServer, lake: Lake) -> None:
     problem = archive_piece(task_of(server, lake)).problem
     assert problem is not None
     assert problem.startswith(f"cannot write to the lake in {lake.root}: ")
+
+
+def test_a_dry_run_refuses_what_the_job_would_refuse(
+    running: ServerProcess, tmp_path: Path
+) -> None:
+    with Contrail(running.url) as client:
+        client.create_stream("S", {"subjects": ["s.>"]})
+        client.publish("s.a", "x")
+    (tmp_path / "file").touch()
+    command = ("pipeline", "archive", "S")
+    env = {"CONTRAIL_URL": running.url}
+    for name, why in ((".", "has other files and no lake"), ("file", "Not a directory")):
+        found = run_contrail(*command, str(tmp_path / name), "--dry-run", env=env)
+        assert found.exit_code == 1
+        assert why in found.stderr
+    found = run_contrail(*command, str(tmp_path / "new"), "--dry-run", env=env)
+    assert found.exit_code == 0
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]

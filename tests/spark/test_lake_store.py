@@ -68,6 +68,18 @@ def test_folders_that_are_no_lake_are_refused(tmp_path: Path) -> None:
         Lake.open(tmp_path)
 
 
+def test_a_new_lake_does_not_begin_among_other_files(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(LakeError, match="has other files and no lake"):
+        Lake.ensure(tmp_path / "new" / ".." / "other", "S", "first", None)
+    assert [each.name for each in (tmp_path / "other").iterdir()] == ["file"]
+    with pytest.raises(LakeError, match="Not a directory"):
+        Lake.check_new(tmp_path / "other" / "file")
+    Lake.check_new(tmp_path / "new")
+    Lake.check_new(tmp_path / "nowhere")
+
+
 def test_a_lake_that_was_begun_by_a_killed_job_is_made(tmp_path: Path) -> None:
     (tmp_path / "manifest").mkdir()
     (tmp_path / "tmp").mkdir()

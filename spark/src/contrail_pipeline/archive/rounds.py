@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -210,8 +209,11 @@ class Archiver:
     def _tell(self, plan: ReplayPlan, goal: Goal) -> None:
         """Say what the job would do."""
         state = State()
-        with suppress(LakeNotFoundError):
+        try:
             lake = Lake.open(self._root)
+        except LakeNotFoundError:
+            Lake.check_new(self._root)
+        else:
             lake.check(plan.stream, plan.incarnation, self._wishes.token)
             state = lake.state()
         pieces = self._cut(plan, self._missing(plan, state, goal), os.cpu_count() or 1)

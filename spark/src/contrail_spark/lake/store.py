@@ -75,8 +75,10 @@ class Lake:
             lake = cls.open(root)
         except LakeNotFoundError:
             with _as_lake_error():
-                if root.is_dir() and set(os.listdir(root)) - {MANIFEST, TEMPORARY}:
-                    raise LakeError(f"{root} has other files and no lake") from None
+                # Only now is it known which folder a path such as new/../old is.
+                cls.check_new(root)
+                files.make_folders(root)
+                cls.check_new(root)
                 for folder in (MANIFEST, TEMPORARY):
                     files.make_folders(root / folder)
                 temporary = root / TEMPORARY / temporary_name(0, uuid4().hex)
@@ -87,6 +89,13 @@ class Lake:
             lake = cls.open(root)
         lake.check(stream, incarnation, token)
         return lake
+
+    @classmethod
+    def check_new(cls, root: Path) -> None:
+        """Raise LakeError if no lake can begin in a folder, which need not exist."""
+        with _as_lake_error(), suppress(FileNotFoundError):
+            if set(os.listdir(root)) - {MANIFEST, TEMPORARY}:
+                raise LakeError(f"{root} has other files and no lake")
 
     def check(self, stream: str, incarnation: str, token: int | None) -> None:
         """Raise LakeError unless the lake holds this stream, partitioned like this."""
