@@ -4,8 +4,6 @@ import inspect
 import logging
 import os
 import re
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,20 +77,19 @@ class Job:
         # Importing Spark takes a while, and `--help` or a wrong option must not wait for it.
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
+        from contrail_pipeline.startup import start  # noqa: PLC0415
         from contrail_spark import session as sessions  # noqa: PLC0415
 
         borrowed = sessions.is_running()
+        # Py4J logs the traceback of every call that Ctrl-C cuts short.
+        logging.getLogger().addHandler(logging.NullHandler())
         try:
-            if borrowed or sessions.is_submitted():
-                spark = sessions.present_session(_NAME)
-            elif self.master is None:
-                spark = sessions.local_session(_NAME, cores=os.cpu_count() or 1)
-            else:
-                spark = sessions.cluster_session(_NAME, self.master)
+            spark = self._session() if borrowed else start(self._session)
         except (sessions.JavaNotFoundError, sessions.MasterError) as error:
             raise Failed(str(error)) from error
         if not borrowed:
-            _quieten(spark)
+            # The error of a failed task ends the job; Spark would also log it, with its stack.
+            spark.sparkContext.setLogLevel("OFF")
         try:
             yield spark
         except KeyboardInterrupt:
@@ -107,6 +104,15 @@ class Job:
         finally:
             if not borrowed:
                 sessions.shut_down(spark)
+
+    def _session(self) -> "SparkSession":
+        from contrail_spark import session as sessions  # noqa: PLC0415
+
+        if sessions.is_running() or sessions.is_submitted():
+            return sessions.present_session(_NAME)
+        if self.master is None:
+            return sessions.local_session(_NAME, cores=os.cpu_count() or 1)
+        return sessions.cluster_session(_NAME, self.master)
 
     @contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
@@ -129,16 +135,6 @@ def reason(text: str) -> str:
     if jvm := _JVM_ERROR.search(text):
         return jvm[1]
     return str(["", *text.strip().splitlines()[:1], *_ERROR.findall(text)][-1])
-
-
-def _quieten(spark: "SparkSession") -> None:
-    # The error of a failed task ends the job; Spark would also log it, with its stack.
-    spark.sparkContext.setLogLevel("OFF")
-    # Py4J logs the traceback of every call that Ctrl-C cuts short, and Spark's own handler of
-    # Ctrl-C makes another call in the midst of one.
-    logging.getLogger().addHandler(logging.NullHandler())
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _advance(bar: Progress, done: int) -> None:
