@@ -1,4 +1,4 @@
-"""Ctrl-C while Spark starts. The JVM is a program that never answers."""
+"""Ctrl-C while Spark starts. The JVM is a program that says when its driver has gone."""
 
 import os
 import signal
@@ -12,22 +12,28 @@ read -r line
 echo at java.base
 """
 START = """
-from pyspark.java_gateway import launch_gateway
+import subprocess, sys
+from types import SimpleNamespace
+from pyspark import SparkContext
 from contrail_pipeline.startup import start
-start(launch_gateway)
+
+def build():
+    jvm = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True)
+    SparkContext._gateway = SimpleNamespace(proc=jvm)
+    jvm.wait()
+    raise ConnectionError
+
+start(build)
 """
 
 
 def test_an_interrupted_start_ends_the_jvm_quietly(tmp_path: Path) -> None:
-    binaries = tmp_path / "bin"
-    binaries.mkdir()
-    jvm, started = binaries / "spark-submit", binaries / "started"
+    jvm, started = tmp_path / "jvm", tmp_path / "started"
     os.mkfifo(started)
     jvm.write_text(JVM)
     jvm.chmod(0o755)
     with subprocess.Popen(
-        [sys.executable, "-c", START],
-        env=os.environ | {"SPARK_HOME": str(tmp_path)},
+        [sys.executable, "-c", START, str(jvm)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
