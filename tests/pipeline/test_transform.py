@@ -79,7 +79,8 @@ def written(url: str) -> list[tuple[str, bytes]]:
 
 def arguments(server: ServerProcess, folder: Path, *more: str, sql: str = SQL) -> list[str]:
     file = folder / "query.sql"
-    file.write_text(sql)
+    # Some editors begin a file with this mark.
+    file.write_text(sql, encoding="utf-8-sig")
     given = ["transform", str(file), "--server", server.url, "--from", "S", "--json"]
     return [*given, "--checkpoint", str(folder / "checkpoint"), *more]
 
@@ -136,6 +137,7 @@ def test_stream_to_files(server: ServerProcess, tmp_path: Path) -> None:
         ((), 2, "either --to STREAM or --to-parquet FOLDER"),
         (("--to", "S"), 2, "would read what it writes"),
         (("--to", "NONE"), 3, "NONE"),
+        (("--to-parquet", __file__), 2, "--to-parquet: "),
         (("--to", "T", "--every", "0s"), 2, "--every must be at least 1ms"),
         (("--to", "T", "--every", "soon"), 2, "--every"),
     ],
@@ -184,6 +186,27 @@ def test_sql_that_cannot_be_run_is_refused(
     with pytest.raises(Misuse) as refused:
         work.result(spark)
     assert text in str(refused.value)
+
+
+def test_other_statements_and_rows_that_vary_are_refused(
+    spark: SparkSession, server: ServerProcess, tmp_path: Path
+) -> None:
+    with Contrail(server.url) as client:
+        fill(client, 1)
+    out = tmp_path / "out"
+    row = "select 't.1' as subject, data from messages"
+    for sql, text in (
+        (f"insert overwrite directory '{out}' using parquet select 1", "one SELECT, and no other"),
+        ("set spark.sql.ansi.enabled=false", "one SELECT, and no other"),
+        (f"{row} limit 3", "has the operator GlobalLimit"),
+        (f"{row} where rand() < 0.5", "a function such as rand"),
+    ):
+        source = {"url": server.url, "stream": "S"}
+        work = Transformation(sql, source, "contrail", {"url": server.url, "stream": "T"})
+        with pytest.raises(Misuse, match=text):
+            work.result(spark)
+    assert not out.exists()
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
 def test_a_server_that_does_not_answer_is_no_mistake_in_the_sql(

@@ -45,6 +45,18 @@ MADE = Made(sql="select *\nfrom messages", source="S", target="T")
             "stream S shard 0: sequences 1..4 were removed before they were read",
             False,
         ),
+        (
+            "[STREAM_FAILED] Job aborted: [USER_RAISED_EXCEPTION] '(seq < 3)' is not true! "
+            "SQLSTATE: P0001",
+            "'(seq < 3)' is not true!",
+            False,
+        ),
+        (
+            "An error occurred while calling o32.start.\n: java.io.IOException: Mkdirs failed to "
+            "create file:/x/_spark_metadata\n\tat org.apache",
+            "Mkdirs failed to create file:/x/_spark_metadata",
+            True,
+        ),
         ("ServerRefusedError: batch 0: row 1: refused", "batch 0: row 1: refused", False),
         ("Python worker exited unexpectedly (crashed)\n\tat x",
          "Python worker exited unexpectedly (crashed)", True),

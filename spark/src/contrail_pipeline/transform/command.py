@@ -115,7 +115,7 @@ def _silence(spark: "SparkSession") -> None:
 
 def _read(path: Path) -> str:
     try:
-        sql = path.read_text(encoding="utf-8").strip().removesuffix(";").strip()
+        sql = path.read_text(encoding="utf-8-sig").strip().removesuffix(";").strip()
     except UnicodeDecodeError as error:
         raise Misuse(f"{path} is not UTF-8: {error}") from error
     if not sql:
@@ -150,6 +150,8 @@ def _transformation(
         job.client.get_stream(to)
         return Transformation(sql, read, "contrail", job.server_options(to))
     assert folder is not None  # as was checked above
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"--to-parquet: {folder} is no folder")
     return Transformation(sql, read, "parquet", {"path": str(folder.absolute())})
 
 

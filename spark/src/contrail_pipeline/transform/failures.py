@@ -14,10 +14,11 @@ _OWN: Final = {
 }
 _NAMED: Final = re.compile(rf"\b({'|'.join(sorted(_OWN))}): ([^\n]+)")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.+?)(?=\[[A-Z][A-Z0-9_.]+\] |\n|$)")
+_JVM_ERROR: Final = re.compile(r"^: [\w.$]+: (.+)$", re.MULTILINE)
 _SQLSTATE: Final = re.compile(r"SQLSTATE: (\w{2})\w{3}")
-_USERS_FAULTS: Final = {"0A", "21", "22", "23", "42"}
+_USERS_FAULTS: Final = {"0A", "21", "22", "23", "42", "P0"}
 """Classes of SQLSTATE for which the query or its data are to blame: unsupported features,
-cardinality, data, constraints, and syntax or access rules."""
+cardinality, data, constraints, syntax or access rules, and errors that the query raises."""
 _WRAPPERS: Final = {"STREAM_FAILED", "PYTHON_DATA_SOURCE_ERROR", "FAILED_EXECUTE_UDF"}
 _OUTPUT_MODE: Final = "STREAMING_OUTPUT_MODE"
 
@@ -48,9 +49,11 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _first_line(text: str) -> str:
+    if jvm := _JVM_ERROR.search(text):
+        return jvm[1]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "Spark gave no reason"
 
 
 def _whole(sentence: str) -> str:
-    return sentence.split(" SQLSTATE:", maxsplit=1)[0].strip().rstrip(".")
+    return sentence.split(" SQLSTATE:", maxsplit=1)[0].strip().rstrip(".;")

@@ -21,10 +21,14 @@ _REORDERING: Final = frozenset(
         "Deduplicate",
         "DeduplicateWithinWatermark",
         "Distinct",
+        "GlobalLimit",
         "Join",
+        "LocalLimit",
+        "Offset",
         "Repartition",
         "RepartitionByExpression",
         "RebalancePartitions",
+        "Sample",
         "Sort",
         "Window",
     }
@@ -49,6 +53,7 @@ class Transformation:
         try:
             frame = spark.readStream.format("contrail").options(**self.source).load()
             frame.createOrReplaceTempView(VIEW)
+            _check_select(spark, self.sql)
             result = spark.sql(self.sql)
             if not result.isStreaming:
                 raise Misuse(f"the SQL does not read the view {VIEW}, which has the stream")
@@ -99,17 +104,35 @@ class Transformation:
         except ContrailSparkError as error:
             text = str(error).replace("the frame", "the result of the SQL")
             raise Misuse(text) from error
-        moved = sorted(_operators(result) & _REORDERING)
-        if layout.ids is IdSource.ROW and moved:
+        if layout.ids is not IdSource.ROW:
+            return
+        plan = result._jdf.queryExecution().analyzed()
+        moved = sorted(_operators(plan) & _REORDERING)
+        if moved or not plan.deterministic():
+            cause = "a function such as rand or uuid, with which Spark may repeat other rows"
+            if moved:
+                cause = (
+                    f"the operator {moved[0]}, after which Spark may repeat rows in another order"
+                )
             raise Misuse(
-                f"the SQL has the operator {moved[0]}, after which Spark may repeat rows in "
-                "another order: give each row an id of its own in a column msg_id, or keep the "
-                "columns shard and seq, so that no message is stored twice"
+                f"the SQL has {cause}: give each row an id of its own in a column msg_id, or keep "
+                "the columns shard and seq, so that no message is stored twice"
             )
 
 
-def _operators(result: DataFrame) -> set[str]:
-    """The names of the operators in the plan of a frame."""
+def _check_select(spark: SparkSession, sql: str) -> None:
+    """Raise Misuse for a statement other than a query: Spark would run it at once."""
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    # What is no statement at all has an error that says where.
+    parser.parsePlan(sql)
+    try:
+        parser.parseQuery(sql)
+    except PySparkException as error:
+        raise Misuse("the file must have one SELECT, and no other statement") from error
+
+
+def _operators(plan: Any) -> set[str]:
+    """The names of the operators in a plan."""
 
     def below(node: Any) -> Iterator[str]:
         yield node.nodeName()
@@ -117,7 +140,7 @@ def _operators(result: DataFrame) -> set[str]:
         for at in range(children.size()):
             yield from below(children.apply(at))
 
-    return set(below(result._jdf.queryExecution().analyzed()))
+    return set(below(plan))
 
 
 def _check_append(spark: SparkSession, result: DataFrame) -> None:
