@@ -2,10 +2,9 @@
 
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.reader import LakeReader
 from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.store import Lake
+from tests.pipeline.jobs import LocalJob, run_here
 from tests.pipeline.lakes import Row, archive, made_lake, made_row, partition_of_row, write
 from tests.support.servers import ServerProcess
 
@@ -32,56 +32,13 @@ class KilledError(BaseException):
     """The end of the process at some step."""
 
 
-class FakeJob:
-    """A job whose tasks run in this process: what is tested here is the order of the steps."""
-
-    dry_run = False
-    as_json = True
-
-    def __init__(self, client: Contrail | None = None, url: str = "") -> None:
-        self.client = client
-        self.results: list[dict[str, Any]] = []
-        self._url = url
-
-    def server_options(self, stream: str) -> dict[str, str]:
-        return {"url": self._url, "stream": stream}
-
-    def spark(self) -> Any:
-        context = SimpleNamespace(defaultParallelism=2)
-        return _Entered(SimpleNamespace(sparkContext=context))
-
-    def progress(self, *_: object) -> Any:
-        return _Entered(lambda _: None)
-
-    def done(self, _: str, result: dict[str, Any]) -> None:
-        self.results.append(result)
-
-
-class _Entered:
-    """A context that yields a value."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __enter__(self) -> Any:
-        return self._value
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_tasks(
-        _: object, tasks: Sequence[Any], work: Callable[[Any], Any], finished: Callable[[int], None]
-    ) -> list[Any]:
-        return [work(task) for task in tasks]
-
-    monkeypatch.setattr(steps, "run_tasks", run_tasks)
+    monkeypatch.setattr(steps, "run_tasks", run_here)
 
 
 def erase(lake: Lake, *subjects: str, **wishes: Any) -> dict[str, Any]:
-    job = FakeJob()
+    job = LocalJob()
     Eraser(job, lake.root, Wishes(subjects, **wishes)).run()  # type: ignore[arg-type]
     [receipt] = job.results
     return receipt
@@ -366,7 +323,7 @@ def test_a_stream_that_was_created_again_is_not_touched(
         client.create_stream("S", {"subjects": ["s.>"]})
         client.publish("s.new", "x")
         eraser = Eraser(
-            FakeJob(client, running.url),  # type: ignore[arg-type]
+            LocalJob(client, running.url),  # type: ignore[arg-type]
             lake.root,
             Wishes((), ((None, 1, 1),), in_stream=True),
         )
@@ -398,7 +355,7 @@ def test_a_receipt_that_cannot_be_kept_is_refused_first(
 
 def test_a_receipt_that_cannot_be_written_is_printed(tmp_path: Path) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
-    job = FakeJob()
+    job = LocalJob()
     wishes = Wishes((SECRET,), receipt=tmp_path)
     with pytest.raises(Failed, match="the messages are erased, but the receipt"):
         Eraser(job, lake.root, wishes).run()  # type: ignore[arg-type]

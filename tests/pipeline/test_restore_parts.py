@@ -12,8 +12,9 @@ import pytest
 
 from contrail_client import Contrail
 from contrail_client.cli.ending import Failed
-from contrail_pipeline.restore import work
-from contrail_pipeline.restore.parts import captured, splits_of
+from contrail_pipeline.bounds import Bounds
+from contrail_pipeline.restore import parts, work
+from contrail_pipeline.restore.parts import Restorer, Wishes, captured, splits_of
 from contrail_pipeline.restore.progress import Progress
 from contrail_pipeline.restore.work import (
     RestoreTask,
@@ -29,6 +30,7 @@ from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.splits import verified_once
 from contrail_spark.lake.store import Lake
 from contrail_spark.options import parse_write_options
+from tests.pipeline.jobs import LocalJob, run_here
 from tests.pipeline.lakes import SCHEMA, Row, archive, made_lake, made_row
 from tests.spark.stored import message_ids, stored
 from tests.support.command import run_contrail
@@ -255,6 +257,26 @@ def test_a_file_whose_subjects_cannot_be_read_has_a_name(tmp_path: Path) -> None
     assert first_tokens(str(path)).problem == f"{path} is missing"
     path.write_bytes(b"PAR1")
     assert f"{path} is damaged: " in str(first_tokens(str(path)).problem)
+
+
+def test_messages_that_the_stream_does_not_keep_are_told(
+    server: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(parts, "run_tasks", run_here)
+    lake = made_lake(tmp_path / "lake", [made_row(seq, "few.x") for seq in range(1, 11)])
+    with Contrail(server.url) as client:
+        client.create_stream("FEW", {"subjects": ["few.>"], "max_msgs": 4})
+        client.create_stream("ALL", {"subjects": ["all.>"]})
+        for stream, prefix in (("FEW", ""), ("ALL", "all.")):
+            job = LocalJob(client, server.url)
+            wishes = Wishes(Bounds(), prefix=prefix)
+            Restorer(job, lake.root, stream, wishes).run()  # type: ignore[arg-type]
+            assert job.results[0]["stored"] == 10
+            told = "has only 4 messages now" in capsys.readouterr().err
+            assert told is (stream == "FEW")
 
 
 def test_a_refusal_is_the_problem_of_the_task(server: ServerProcess, tmp_path: Path) -> None:

@@ -246,6 +246,13 @@ class Restorer:
         if totals.duplicates:
             text += f"; {totals.duplicates:,} were there already"
         self._job.done(text, result)
+        kept = self._job.client.get_stream(self._stream).state.messages
+        if kept < stored:
+            show.warning(
+                f"stream {self._stream} has only {units.counted(kept, 'message')} now: its limits "
+                "or its retention have removed others",
+                as_json=self._job.as_json,
+            )
 
 
 def splits_of(
