@@ -12,6 +12,7 @@ from contrail_client import Contrail, Message
 from contrail_spark.options import NAMES, WRITE_NAMES
 from contrail_spark.session import JavaNotFoundError, Profile, find_java
 from tests.checks.repository import ROOT
+from tests.spark.conftest import STARTED
 from tests.spark.replay_server import ReplayServer
 from tests.spark.stored import texts
 from tests.support.servers import ServerProcess
@@ -29,7 +30,7 @@ row.write.format("contrail").options(stream="A", **options).mode("append").save(
 print("counted", before, frame.count(), reader.load().count())
 query = (
     spark.readStream.format("contrail")
-    .options(stream="A", startingPosition="earliest", maxMessagesPerTrigger=3, **options)
+    .options(stream="A", startingPosition="earliest", maxMessagesPerTrigger=6, **options)
     .load()
     .selectExpr("'b' as subject", "* except (subject)")
     .writeStream.format("contrail")
@@ -102,7 +103,7 @@ def test_a_job_under_spark_submit_reads_a_stream_and_shows_errors_by_their_messa
     submit += ["--driver-java-options", flags, "--conf", "spark.ui.enabled=false"]
     submit += ["--conf", "spark.sql.shuffle.partitions=1"]
     # This driver has the package; the JVM that started it would ask the first `python3`.
-    named = {**environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    named = {**environment, "PYTHONPATH": STARTED, "PYSPARK_DRIVER_PYTHON": sys.executable}
     shown = run(submit, program, tmp_path, named, server.url)
     assert re.search(r"flights\.JFK\.LAX\.AA\|\s*\d+\|", shown), shown
     [refusal] = [line for line in shown.splitlines() if "PYTHON_DATA_SOURCE_ERROR" in line]
@@ -119,8 +120,10 @@ def test_spark_connect_reads_follows_and_writes(
         client.ensure_stream("B", {"subjects": ["b"]})
         messages = [Message(f"a.{at}", str(at)) for at in range(5)]
         client.publish_batch("A", messages).raise_refused()
+    _, flags = Profile.QUICK.value
+    testing = {**environment, "PYTHONPATH": STARTED, "SPARK_SUBMIT_OPTS": flags}
     # Spark then takes a free port instead of 15002.
-    testing = {**environment, "SPARK_TESTING": "1"}
+    testing["SPARK_TESTING"] = "1"
     shown = run([sys.executable], CONNECT + CONNECTED, tmp_path, testing, running.url)
     assert "counted 5 5 10" in shown
     assert sorted(texts(running.url, "B")) == sorted(texts(running.url, "A"))
