@@ -1,4 +1,4 @@
-"""The command `contrail pipeline` as a process of its own, which a test may kill."""
+"""The command `contrail pipeline`: in this process, or in one of its own that a test may kill."""
 
 import json
 import os
@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-COMMAND = [sys.executable, "-m", "contrail_client", "pipeline"]
+from tests.support.command import run_contrail
+
+COMMAND = [sys.executable, "-m", "contrail_pipeline"]
 
 
 @contextmanager
@@ -33,11 +35,9 @@ def running(log: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run a job with `--json`: its status, and its result or its error."""
-    done = subprocess.run(
-        [*COMMAND, *arguments, "--json"], capture_output=True, text=True, check=False
-    )
-    lines = (done.stdout if done.returncode == 0 else done.stderr).splitlines()
-    assert lines, done.stderr
+    """Run a job with `--json`, with the Spark of the tests: its status, and its result or error."""
+    done = run_contrail("pipeline", *arguments, "--json", env={})
+    lines = (done.stderr if done.exit_code else done.stdout).splitlines()
+    assert lines, done.exception
     found: dict[str, Any] = json.loads(lines[-1])
-    return done.returncode, found
+    return done.exit_code, found

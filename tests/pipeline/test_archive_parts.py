@@ -1,12 +1,17 @@
 """What the archive job plans, and what its tasks write. No JVM."""
 
+import itertools
+import os
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from contrail_client import Contrail
+from contrail_client import Contrail, Message
 from contrail_client.cli.ending import Misuse
+from contrail_pipeline.archive import rounds as archiving
 from contrail_pipeline.archive.command import file_size_of
 from contrail_pipeline.archive.plan import Piece, covered, cut, missing_of, rounds, spelled
 from contrail_pipeline.archive.work import ArchiveTask, archive_piece
@@ -15,6 +20,8 @@ from contrail_spark.lake.manifest import Range, ShardState, State
 from contrail_spark.lake.store import Lake
 from contrail_spark.options import SPLITS_MAX, parse_options
 from contrail_spark.plan import ShardBounds, Split
+from tests.pipeline.archives import check_same
+from tests.pipeline.jobs import LocalJob, run_here
 from tests.spark.replay_server import ReplayServer
 from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
@@ -145,11 +152,10 @@ def test_a_task_fails_in_one_sentence(server: ReplayServer, lake: Lake) -> None:
 
 
 def test_a_dry_run_refuses_what_the_job_would_refuse(
-    running: ServerProcess, tmp_path: Path
+    running: ServerProcess, client: Contrail, tmp_path: Path
 ) -> None:
-    with Contrail(running.url) as client:
-        client.create_stream("S", {"subjects": ["s.>"]})
-        client.publish("s.a", "x")
+    client.create_stream("S", {"subjects": ["s.>"]})
+    client.publish("s.a", "x")
     (tmp_path / "file").touch()
     command = ("pipeline", "archive", "S")
     env = {"CONTRAIL_URL": running.url}
@@ -160,3 +166,46 @@ def test_a_dry_run_refuses_what_the_job_would_refuse(
     found = run_contrail(*command, str(tmp_path / "new"), "--dry-run", env=env)
     assert found.exit_code == 0
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+class KilledError(BaseException):
+    """The end of the process at some step."""
+
+
+def test_an_archive_that_is_killed_at_any_step_is_completed(
+    running: ServerProcess, client: Contrail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiving, "run_tasks", run_here)
+    # Two rounds, so that there are several commits.
+    monkeypatch.setattr(archiving, "PIECES_PER_CORE", 1)
+    client.create_stream("K", {"subjects": ["k.>"], "shards": 4, "shard_by": [2]})
+    client.publish_batch("K", [Message(f"k.{at % 9}", str(at)) for at in range(90)])
+    job: Any = LocalJob(client, running.url)
+    wishes = archiving.Wishes(None, 1 << 20, True)
+    taken = last = 0
+
+    def killed_at(act: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(*given: Any, **named: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            if taken > last:  # nor does the process clean up
+                raise KilledError
+            return act(*given, **named)
+
+        return stepped
+
+    for last in itertools.count():
+        root = tmp_path / f"lake{last}"
+        taken = 0
+        with monkeypatch.context() as patch:
+            for name in ("fsync", "link", "unlink", "mkdir"):
+                patch.setattr(os, name, killed_at(getattr(os, name)))
+            try:
+                archiving.Archiver(job, "K", root, wishes).run()
+            except KilledError:
+                pass
+            else:
+                break
+        archiving.Archiver(job, "K", root, wishes).run()
+        check_same(root, running.url, "K")
+    assert last > 30

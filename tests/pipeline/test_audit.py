@@ -16,24 +16,16 @@ from contrail_pipeline.audit.digest import CHUNK
 from contrail_pipeline.audit.repeated import repeated_ids
 from contrail_spark.client import ReplayClient
 from contrail_spark.options import parse_options
-from contrail_spark.session import JavaNotFoundError, find_java
+from contrail_spark.session import Profile, find_java
 from tests.pipeline.audit_rig import SCHEMA, make_lake
 from tests.spark.stored import stored
 from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess, WholeServers
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("spark")]
 
 MESSAGES = 3 * CHUNK + 1_000
 TIMEOUT_S = 600
-
-
-@pytest.fixture(scope="module", autouse=True)
-def java() -> None:
-    try:
-        find_java()
-    except JavaNotFoundError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
@@ -169,24 +161,22 @@ def test_copies_of_a_cluster_are_compared_and_a_lost_node_is_named(tmp_path: Pat
         assert {(one["finding"], one["source"]) for one in found} == {("replica_unreadable", "n3")}
 
 
-def test_module_is_the_command_also_under_spark_submit(server: ServerProcess) -> None:
-    arguments = ["audit", "FLIGHTS", "--server", server.url, "--json"]
-    module = [sys.executable, "-m", "contrail_pipeline"]
+def test_the_module_runs_under_spark_submit(server: ServerProcess) -> None:
     main = subprocess.check_output(
         [sys.executable, "-c", "import contrail_pipeline.__main__ as m; print(m.__file__)"],
         text=True,
     ).strip()
-    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]", main]
+    _, flags = Profile.QUICK.value
+    submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
+    submit += ["--driver-java-options", flags, main]
     java = str(find_java().home)
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": java}
-    for command in (module, submit):
-        done = subprocess.run(
-            [*command, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1])["messages"] == MESSAGES - 3
+    done = subprocess.run(
+        [*submit, "audit", "FLIGHTS", "--server", server.url, "--json"],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": java},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["messages"] == MESSAGES - 3

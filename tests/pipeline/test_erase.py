@@ -6,31 +6,22 @@ from pathlib import Path
 import pytest
 
 from contrail_client import Contrail
-from contrail_spark import session
 from contrail_spark.lake.store import Lake
 from tests.pipeline.commands import run, running
 from tests.pipeline.lakes import made_lake, made_row
 from tests.pipeline.tiers import Tiers
 from tests.support.servers import ServerProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("spark")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def java() -> None:
-    try:
-        session.find_java()
-    except session.JavaNotFoundError as error:
-        pytest.skip(str(error))
-
-
-def test_a_subject_is_erased_in_stream_and_lake(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
-        tiers = Tiers(server, client, tmp_path, shards=1)
+def test_a_subject_is_erased_in_stream_and_lake(own_server: ServerProcess, tmp_path: Path) -> None:
+    with Contrail(own_server.url) as client:
+        tiers = Tiers(own_server, client, tmp_path, shards=1)
         tiers.publish(240)
         lake = tiers.archive()
         tiers.retain(121)
-        common = ["erase", str(lake.root), "--subject", "s.1.>", "--server", server.url]
+        common = ["erase", str(lake.root), "--subject", "s.1.>", "--server", own_server.url]
         status, error = run(*common)
         assert (status, error["error"]) == (2, "misused")
         status, result = run(*common, "--dry-run", "--stream")

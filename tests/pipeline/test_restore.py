@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from contrail_client import Contrail
-from contrail_spark import session
 from contrail_spark.client import ReplayClient
 from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.store import Lake
@@ -19,18 +18,12 @@ MESSAGES = 60_000
 KILLS_AT = (0.2, 0.7)
 """Parts of the messages of each shard that are stored when the job is killed."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("spark")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def java() -> None:
-    try:
-        session.find_java()
-    except session.JavaNotFoundError as error:
-        pytest.skip(str(error))
-
-
-def test_killed_restore_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_killed_restore_loses_and_repeats_nothing(
+    own_server: ServerProcess, tmp_path: Path
+) -> None:
     lake = Lake.ensure(tmp_path / "lake", "S", "first", None)
     for start in range(1, MESSAGES, MESSAGES // 3):
         last = start + MESSAGES // 3 - 1
@@ -40,10 +33,10 @@ def test_killed_restore_loses_and_repeats_nothing(tmp_path: Path) -> None:
             for seq in range(start, last + 1)
         ]
         archive(lake, rows, [Range(shard, start, last) for shard in range(2)], row_group=5_000)
-    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
+    with Contrail(own_server.url) as client:
         # No order between the shards of the lake: it is kept within each.
         client.ensure_stream("R", {"subjects": ["s.>"], "duplicate_window": "100ms"})
-        arguments = ["restore", str(lake.root), "R", "--server", server.url]
+        arguments = ["restore", str(lake.root), "R", "--server", own_server.url]
         log = tmp_path / "job.log"
         before = 0
         for part in KILLS_AT:
@@ -59,20 +52,22 @@ def test_killed_restore_loses_and_repeats_nothing(tmp_path: Path) -> None:
         assert 0 < result["stored"] <= 2 * MESSAGES - before
         status, result = run(*arguments)
         assert (status, result["stored"]) == (0, 0), result
-        found = stored(server.url, "R", "headers", "subject", "data")
+        found = stored(own_server.url, "R", "headers", "subject", "data")
         for shard in range(2):
             own = [row for row in found if row["data"].startswith(b"%d:" % shard)]
             assert [row["data"] for row in own] == [
                 b"%d:%d" % (shard, seq) for seq in range(1, MESSAGES + 1)
             ]
-        assert len(set(message_ids(server.url, "R"))) == 2 * MESSAGES
+        assert len(set(message_ids(own_server.url, "R"))) == 2 * MESSAGES
 
 
-def test_a_stream_is_created_and_filled_with_what_was_selected(tmp_path: Path) -> None:
+def test_a_stream_is_created_and_filled_with_what_was_selected(
+    own_server: ServerProcess, tmp_path: Path
+) -> None:
     rows = [made_row(seq, f"s.{seq % 3}") for seq in range(1, 101)]
     lake = made_lake(tmp_path / "lake", rows, token=2)
-    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
-        common = ["restore", str(lake.root), "NEW", "--server", server.url]
+    with Contrail(own_server.url) as client:
+        common = ["restore", str(lake.root), "NEW", "--server", own_server.url]
         status, error = run(*common)
         assert (status, error["error"]) == (3, "stream_not_found")
         wrong = (
@@ -90,18 +85,20 @@ def test_a_stream_is_created_and_filled_with_what_was_selected(tmp_path: Path) -
         status, result = run(*common, "--create", *selected, "--subject-prefix", "x.", "--origin")
         assert (status, result["stored"]) == (0, 13), result
         assert list(client.get_stream("NEW").config["subjects"]) == ["x.>"]
-        found = stored(server.url, "NEW", "subject", "headers")
+        found = stored(own_server.url, "NEW", "subject", "headers")
     assert {row["subject"] for row in found} == {"x.s.1"}
     seqs = [int(dict(row["headers"])["Nats-Sequence"][0]) for row in found]
     assert seqs == list(range(22, 60, 3))
 
 
-def test_a_restore_into_the_stream_of_the_lake_is_refused(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
+def test_a_restore_into_the_stream_of_the_lake_is_refused(
+    own_server: ServerProcess, tmp_path: Path
+) -> None:
+    with Contrail(own_server.url) as client:
         client.ensure_stream("S", {"subjects": ["s.>"]})
-        plan = ReplayClient(parse_options({"url": server.url, "stream": "S"})).plan()
+        plan = ReplayClient(parse_options({"url": own_server.url, "stream": "S"})).plan()
         lake = Lake.ensure(tmp_path / "lake", "S", plan.incarnation, None)
         archive(lake, [made_row(1)], [Range(0, 1, 1)])
-        status, error = run("restore", str(lake.root), "S", "--server", server.url)
+        status, error = run("restore", str(lake.root), "S", "--server", own_server.url)
     assert (status, error["error"]) == (1, "failed")
     assert "is the archive of this stream S" in error["message"]

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,12 +42,6 @@ class KilledError(BaseException):
     """The end of a process in the midst of a task."""
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("server") / "data") as running:
-        yield running
-
-
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("contrail_pipeline.restore.work.BATCH_SEQUENCES", 100)
@@ -74,7 +67,7 @@ def restore(lake: Lake, target: Target, size: int, done: int = 0) -> tuple[int, 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("seed", range(4))
 def test_an_interrupted_restore_loses_and_repeats_nothing(
-    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    running: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     random_ = random.Random(seed)
     name = f"R{seed}"
@@ -86,7 +79,7 @@ def test_an_interrupted_restore_loses_and_repeats_nothing(
     cuts = sorted(random_.sample(range(1, len(rows)), 4))
     parts = [rows[low:high] for low, high in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
     lake = made_lake(tmp_path / "lake", *parts[:-1], token=2)
-    options = parse_write_options({"url": server.url, "stream": name})
+    options = parse_write_options({"url": running.url, "stream": name})
     target = Target(options, "restore-x")
     publish = publisher.Publisher.publish
     left = 0
@@ -101,7 +94,7 @@ def test_an_interrupted_restore_loses_and_repeats_nothing(
             raise KilledError  # after it
         return found
 
-    with Contrail(server.url) as client:
+    with Contrail(running.url) as client:
         client.ensure_stream(name, {"subjects": [f"r{seed}.>"], "duplicate_window": "100ms"})
         monkeypatch.setattr(publisher.Publisher, "publish", killed_later)
         for _ in range(6):
@@ -115,18 +108,18 @@ def test_an_interrupted_restore_loses_and_repeats_nothing(
         archive(lake, parts[-1], [Range(0, lake.state().archived_through(0) + 1, LAST)])
         restore(lake, target, 5)
         assert restore(lake, target, 2) == (len(rows), len(rows))
-    found = stored(server.url, name, "seq", "subject", "data")
+    found = stored(running.url, name, "seq", "subject", "data")
     assert [row["data"] for row in found] == [row["data"] for row in rows]
     assert [row["subject"] for row in found] == [row["subject"] for row in rows]
-    assert message_ids(server.url, name) == [f"S:0:{row['seq']}" for row in rows]
+    assert message_ids(running.url, name) == [f"S:0:{row['seq']}" for row in rows]
 
 
 def test_what_is_done_is_not_sent_again(
-    server: ServerProcess, tmp_path: Path, small_batches: None
+    running: ServerProcess, tmp_path: Path, small_batches: None
 ) -> None:
     lake = made_lake(tmp_path / "lake", [made_row(seq, "done.x") for seq in range(1, 1_001)])
-    target = Target(parse_write_options({"url": server.url, "stream": "DONE"}), "restore-y")
-    with Contrail(server.url) as client:
+    target = Target(parse_write_options({"url": running.url, "stream": "DONE"}), "restore-y")
+    with Contrail(running.url) as client:
         client.ensure_stream("DONE", {"subjects": ["done.>"]})
     assert restore(lake, target, 4) == (1_000, 0)
     assert restore(lake, target, 4, done=7) == (300, 300)
@@ -260,18 +253,18 @@ def test_a_file_whose_subjects_cannot_be_read_has_a_name(tmp_path: Path) -> None
 
 
 def test_messages_that_the_stream_does_not_keep_are_told(
-    server: ServerProcess,
+    running: ServerProcess,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(parts, "run_tasks", run_here)
     lake = made_lake(tmp_path / "lake", [made_row(seq, "few.x") for seq in range(1, 11)])
-    with Contrail(server.url) as client:
+    with Contrail(running.url) as client:
         client.create_stream("FEW", {"subjects": ["few.>"], "max_msgs": 4})
         client.create_stream("ALL", {"subjects": ["all.>"]})
         for stream, prefix in (("FEW", ""), ("ALL", "all.")):
-            job = LocalJob(client, server.url)
+            job = LocalJob(client, running.url)
             wishes = Wishes(Bounds(), prefix=prefix)
             Restorer(job, lake.root, stream, wishes).run()  # type: ignore[arg-type]
             assert job.results[0]["stored"] == 10
@@ -279,11 +272,11 @@ def test_messages_that_the_stream_does_not_keep_are_told(
             assert told is (stream == "FEW")
 
 
-def test_a_refusal_is_the_problem_of_the_task(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_refusal_is_the_problem_of_the_task(running: ServerProcess, tmp_path: Path) -> None:
     lake = made_lake(tmp_path / "lake", [made_row(1, "other.x")])
-    with Contrail(server.url) as client:
+    with Contrail(running.url) as client:
         client.ensure_stream("NARROW", {"subjects": ["narrow.>"]})
-    target = Target(parse_write_options({"url": server.url, "stream": "NARROW"}), "restore-z")
+    target = Target(parse_write_options({"url": running.url, "stream": "NARROW"}), "restore-z")
     [task] = tasks(lake, target, 1)
     outcome = restore_part(task)
     assert "sequences 1..8192 of shard 0" in str(outcome.problem)

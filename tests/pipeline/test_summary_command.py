@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,18 @@ from tests.support.ports import free_port
 from tests.support.servers import ServerProcess
 
 
-@pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[Contrail]:
-    """A server with stream S, which has 10 messages."""
-    with Contrail(running.url) as client:
-        client.create_stream("S", {"subjects": ["s.>"]})
-        client.publish_batch("S", [Message(f"s.{at}", "x") for at in range(10)]).raise_refused()
-        yield client
+@pytest.fixture(scope="module", autouse=True)
+def stream(client: Contrail) -> None:
+    """Stream S, which has 10 messages."""
+    client.create_stream("S", {"subjects": ["s.>"]})
+    client.publish_batch("S", [Message(f"s.{at}", "x") for at in range(10)]).raise_refused()
 
 
 def summary(server: ServerProcess, *arguments: str) -> Result:
     return run_contrail("pipeline", "summary", *arguments, env={"CONTRAIL_URL": server.url})
 
 
-def test_a_dry_run_says_what_would_be_done(
-    client: Contrail, running: ServerProcess, tmp_path: Path
-) -> None:
+def test_a_dry_run_says_what_would_be_done(running: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     found = summary(running, "S", "--dry-run", "--out", str(out))
     assert found.exit_code == 0
@@ -40,7 +35,7 @@ def test_a_dry_run_says_what_would_be_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_for_machines(client: Contrail, running: ServerProcess) -> None:
+def test_a_dry_run_for_machines(running: ServerProcess) -> None:
     found = summary(running, "S", "--dry-run", "--json", "--from-seq", "4", "--subject", "s.>")
     assert json.loads(found.stdout)["messages"] == 7
 
@@ -66,7 +61,7 @@ def test_a_dry_run_for_machines(client: Contrail, running: ServerProcess) -> Non
     ],
 )
 def test_a_mistake_is_told_before_spark_starts(
-    client: Contrail, running: ServerProcess, arguments: list[str], status: int, said: str
+    running: ServerProcess, arguments: list[str], status: int, said: str
 ) -> None:
     found = summary(running, *arguments, "--json")
     failure = json.loads(found.stderr)
@@ -74,9 +69,7 @@ def test_a_mistake_is_told_before_spark_starts(
     assert said in found.stderr
 
 
-def test_only_a_regular_file_is_replaced(
-    client: Contrail, running: ServerProcess, tmp_path: Path
-) -> None:
+def test_only_a_regular_file_is_replaced(running: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     os.mkfifo(out)
     found = summary(running, "S", "--out", str(out), "--dry-run")
@@ -84,13 +77,11 @@ def test_only_a_regular_file_is_replaced(
     assert "report.html is not a regular file" in found.stderr
 
 
-def test_the_largest_number_of_subjects_is_allowed(
-    client: Contrail, running: ServerProcess
-) -> None:
+def test_the_largest_number_of_subjects_is_allowed(running: ServerProcess) -> None:
     assert summary(running, "S", "--top", str(TOP_MAX), "--dry-run").exit_code == 0
 
 
-def test_a_master_that_does_not_answer(client: Contrail, running: ServerProcess) -> None:
+def test_a_master_that_does_not_answer(running: ServerProcess) -> None:
     port = free_port()
     found = summary(running, "S", "--master", f"spark://127.0.0.1:{port}")
     assert found.exit_code == 1

@@ -2,10 +2,9 @@
 
 import json
 import subprocess
-import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from contrail_pipeline.summary.figures import (
     Timeline,
 )
 from contrail_pipeline.summary.patterns import pattern_of
+from tests.pipeline.commands import COMMAND
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
@@ -37,12 +37,6 @@ pytestmark = pytest.mark.spark
 TOP = 5
 BATCHES = 12
 HOSTILE = "s.<b>'&quot;.x.new"
-
-
-@pytest.fixture(scope="module")
-def client(running: ServerProcess) -> Iterator[Contrail]:
-    with Contrail(running.url) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +264,19 @@ def test_the_command_writes_the_report_and_prints_the_document(
     running: ServerProcess, stored: list[StoredMessage], tmp_path: Path
 ) -> None:
     out = tmp_path / "report.html"
-    command = [sys.executable, "-m", "contrail_client", "pipeline", "summary", "S"]
     ended = subprocess.run(
-        [*command, "--server", running.url, "--json", "--top", str(TOP), "--out", str(out)],
+        [
+            *COMMAND,
+            "summary",
+            "S",
+            "--server",
+            running.url,
+            "--json",
+            "--top",
+            str(TOP),
+            "--out",
+            str(out),
+        ],
         capture_output=True,
         timeout=600,
         check=False,

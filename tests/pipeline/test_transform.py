@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from pyspark.sql import SparkSession
 from contrail_client import Contrail, Message
 from contrail_client.cli.ending import Misuse
 from contrail_pipeline.transform.query import Transformation
-from contrail_spark.session import JavaNotFoundError, find_java
+from tests.pipeline.commands import running as running_job
 from tests.spark.stored import stored
 from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("spark")]
 
 SQL = """
 -- every other message, with its number
@@ -32,25 +32,17 @@ select shard, seq, replace(subject, 's.', 't.') as subject, 'n' || cast(data as 
 from messages
 where seq % 2 = 0;
 """
-MESSAGES = 20_000
+MESSAGES = 12_000
 BATCH = 1_000
-KILLED_AT = (1, 5_000)
+KILLED_AT = (1, 2_000)
 """Numbers of written messages at which the job is killed; at the first it has just begun."""
-WAIT_S = 300
 
 
-@pytest.fixture(scope="module", autouse=True)
-def java() -> None:
-    try:
-        find_java()
-    except JavaNotFoundError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path / "server") as server:
-        yield server
+@pytest.fixture(scope="module")
+def filled(running: ServerProcess, client: Contrail) -> ServerProcess:
+    """The server of the module, with a message to read."""
+    fill(client, 1)
+    return running
 
 
 def fill(client: Contrail, count: int, shards: int = 2) -> None:
@@ -95,10 +87,13 @@ def second(time: datetime | None) -> datetime:
 
 
 # In one process ----------------------------------------------------------------------------------
-def test_stream_to_stream_and_on_from_there(server: ServerProcess, tmp_path: Path) -> None:
-    with Contrail(server.url) as client:
+def test_stream_to_stream_and_on_from_there(own_server: ServerProcess, tmp_path: Path) -> None:
+    with Contrail(own_server.url) as client:
         fill(client, 5_000)
-        given = ["pipeline", *arguments(server, tmp_path, "--to", "T", "--once", "--batch", "2000")]
+        given = [
+            "pipeline",
+            *arguments(own_server, tmp_path, "--to", "T", "--once", "--batch", "2000"),
+        ]
         dry = run_contrail(*given, "--dry-run", env={})
         assert dry.exit_code == 0, dry.output
         [shown] = lines_of(dry.stdout)
@@ -112,23 +107,23 @@ def test_stream_to_stream_and_on_from_there(server: ServerProcess, tmp_path: Pat
         *batches, summary = lines_of(done.stdout)
         assert sum(one["rows"] for one in batches) == summary["rows"] == 5_000
         assert [one["lag"] for one in batches] == [3_000, 1_000, 0]
-        assert written(server.url) == expected(server.url)
-        changed = arguments(server, tmp_path, "--to", "T", "--once", sql=SQL.replace("%", "*"))
+        assert written(own_server.url) == expected(own_server.url)
+        changed = arguments(own_server, tmp_path, "--to", "T", "--once", sql=SQL.replace("%", "*"))
         refused = run_contrail("pipeline", *changed, env={})
         assert refused.exit_code == 1
         assert "the SQL was changed" in refused.output
 
 
-def test_stream_to_files(server: ServerProcess, tmp_path: Path) -> None:
-    with Contrail(server.url) as client:
+def test_stream_to_files(own_server: ServerProcess, tmp_path: Path) -> None:
+    with Contrail(own_server.url) as client:
         fill(client, 3_000)
     out = tmp_path / "out"
-    given = arguments(server, tmp_path, "--to-parquet", str(out), "--once")
+    given = arguments(own_server, tmp_path, "--to-parquet", str(out), "--once")
     done = run_contrail("pipeline", *given, env={})
     assert done.exit_code == 0, done.output
     found = pq.read_table(out, columns=["subject", "data"]).to_pylist()
     rows = sorted((row["subject"], row["data"].encode()) for row in found)
-    assert rows == expected(server.url)
+    assert rows == expected(own_server.url)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +138,9 @@ def test_stream_to_files(server: ServerProcess, tmp_path: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_spark_starts(
-    server: ServerProcess, tmp_path: Path, more: tuple[str, ...], status: int, text: str
+    filled: ServerProcess, tmp_path: Path, more: tuple[str, ...], status: int, text: str
 ) -> None:
-    with Contrail(server.url) as client:
-        fill(client, 1)
-    done = run_contrail("pipeline", *arguments(server, tmp_path, *more), env={})
+    done = run_contrail("pipeline", *arguments(filled, tmp_path, *more), env={})
     assert done.exit_code == status
     assert text in done.output
 
@@ -177,22 +170,18 @@ def test_what_makes_no_sense_is_refused_before_spark_starts(
     ],
 )
 def test_sql_that_cannot_be_run_is_refused(
-    spark: SparkSession, server: ServerProcess, sql: str, text: str
+    spark: SparkSession, filled: ServerProcess, sql: str, text: str
 ) -> None:
-    with Contrail(server.url) as client:
-        fill(client, 1)
-    source = {"url": server.url, "stream": "S"}
-    work = Transformation(sql, source, "contrail", {"url": server.url, "stream": "T"})
+    source = {"url": filled.url, "stream": "S"}
+    work = Transformation(sql, source, "contrail", {"url": filled.url, "stream": "T"})
     with pytest.raises(Misuse) as refused:
         work.result(spark)
     assert text in str(refused.value)
 
 
 def test_other_statements_and_rows_that_vary_are_refused(
-    spark: SparkSession, server: ServerProcess, tmp_path: Path
+    spark: SparkSession, filled: ServerProcess, tmp_path: Path
 ) -> None:
-    with Contrail(server.url) as client:
-        fill(client, 1)
     out = tmp_path / "out"
     row = "select 't.1' as subject, data from messages"
     for sql, text in (
@@ -201,8 +190,8 @@ def test_other_statements_and_rows_that_vary_are_refused(
         (f"{row} limit 3", "has the operator GlobalLimit"),
         (f"{row} where rand() < 0.5", "a function such as rand"),
     ):
-        source = {"url": server.url, "stream": "S"}
-        work = Transformation(sql, source, "contrail", {"url": server.url, "stream": "T"})
+        source = {"url": filled.url, "stream": "S"}
+        work = Transformation(sql, source, "contrail", {"url": filled.url, "stream": "T"})
         with pytest.raises(Misuse, match=text):
             work.result(spark)
     assert not out.exists()
@@ -210,93 +199,112 @@ def test_other_statements_and_rows_that_vary_are_refused(
 
 
 def test_a_server_that_does_not_answer_is_no_mistake_in_the_sql(
-    spark: SparkSession, server: ServerProcess
+    spark: SparkSession, own_server: ServerProcess
 ) -> None:
-    source = {"url": server.url, "stream": "S", "fetchRetries": "0"}
-    server.kill()
+    source = {"url": own_server.url, "stream": "S", "fetchRetries": "0"}
+    own_server.kill()
     work = Transformation("select * from messages", source, "parquet", {"path": "unused"})
     with pytest.raises(PySparkException, match="connection refused"):
         work.result(spark)
 
 
 def test_counts_by_window_are_written_with_ids_of_their_own(
-    spark: SparkSession, server: ServerProcess, tmp_path: Path
+    spark: SparkSession, own_server: ServerProcess, tmp_path: Path
 ) -> None:
     sql = (
         "select 't.count' as subject, cast(count(*) as string) as data, "
         "concat('minute-', cast(window.start as string)) as msg_id from messages "
         "watermark time delay of interval 0 seconds group by window(time, '1 second')"
     )
-    with Contrail(server.url) as client:
+    with Contrail(own_server.url) as client:
         fill(client, 10, shards=1)
         first = client.get_stream("S").state.first_at
         while second(client.get_stream("S").state.last_at) == second(first):
             client.publish("s.end", "")  # until the first window is over
     work = Transformation(
         sql,
-        {"url": server.url, "stream": "S", "startingPosition": "earliest"},
+        {"url": own_server.url, "stream": "S", "startingPosition": "earliest"},
         "contrail",
-        {"url": server.url, "stream": "T"},
+        {"url": own_server.url, "stream": "T"},
     )
     query = work.start(spark, str(tmp_path / "checkpoint"), None)
     query.awaitTermination()
-    times = [row["time"] for row in stored(server.url, "S", "time")]
+    times = [row["time"] for row in stored(own_server.url, "S", "time")]
     in_first = sum(second(time) == second(times[0]) for time in times)
-    assert [row["data"] for row in stored(server.url, "T", "data")] == [str(in_first).encode()]
+    assert [row["data"] for row in stored(own_server.url, "T", "data")] == [str(in_first).encode()]
 
 
-# In processes of their own -----------------------------------------------------------------------
+# Killed and stopped ------------------------------------------------------------------------------
+Going = Callable[[], bool]
+
+
 @contextmanager
-def job(server: ServerProcess, folder: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The job with its JVM and workers: a group of processes that end with the context."""
-    given = arguments(server, folder, "--to", "T", "--batch", str(BATCH), *more)
-    command = [sys.executable, "-m", "contrail_pipeline", *given]
-    with (folder / "job.log").open("ab") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+def meanwhile(act: Callable[[Going], None]) -> Iterator[None]:
+    """Act in another thread while the job runs in this one, and then send it SIGTERM."""
+    ended = threading.Event()
+
+    def acted() -> None:
+        try:
+            act(lambda: not ended.is_set())
+        except BaseException:
+            while not ended.wait(1):  # the second signal interrupts the job
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    kept = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        yield process
+        with ThreadPoolExecutor(1) as thread:
+            done = thread.submit(acted)
+            try:
+                yield
+            finally:
+                ended.set()
+            done.result()
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        signal.signal(signal.SIGTERM, kept)
 
 
-def wait_for(client: Contrail, seq: int, process: subprocess.Popen[bytes], folder: Path) -> None:
+def wait_for(client: Contrail, seq: int, going: Going) -> None:
     """Wait until the target has a message with this sequence."""
     while not client.read_range("T", from_seq=seq, limit=1, wait="5s").messages:
-        assert process.poll() is None, (folder / "job.log").read_text()
+        assert going(), "the job has ended"
 
 
 def test_killed_job_and_restarted_server_lose_and_repeat_nothing(
-    server: ServerProcess, tmp_path: Path
+    own_server: ServerProcess, tmp_path: Path
 ) -> None:
-    with Contrail(server.url) as client:
+    given = arguments(own_server, tmp_path, "--to", "T", "--batch", str(BATCH), "--every", "10ms")
+    with Contrail(own_server.url) as client:
         fill(client, MESSAGES)
         for seq in KILLED_AT:
-            with job(server, tmp_path, "--every", "10ms") as process:
-                wait_for(client, seq, process, tmp_path)
-        assert client.get_stream("T").state.messages < MESSAGES // 2
-        with job(server, tmp_path, "--every", "10ms", "--retries", "50") as process:
-            before = client.get_stream("T").state.messages
-            wait_for(client, before + 1, process, tmp_path)
-            server.kill()
-            server.start()
-            wait_for(client, MESSAGES // 2, process, tmp_path)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S) == 0, (tmp_path / "job.log").read_text()
-        assert lines_of((tmp_path / "job.log").read_text())[-1]["stopped"] is True
-        assert written(server.url) == expected(server.url)
+            with running_job(tmp_path / "job.log", *given) as process:
+                wait_for(client, seq, lambda: process.poll() is None)
+        before = client.get_stream("T").state.messages
+        assert before < MESSAGES // 2
+
+        def restarted(going: Going) -> None:
+            wait_for(client, before + 1, going)
+            own_server.kill()
+            own_server.start()
+            wait_for(client, MESSAGES // 2, going)
+
+        with meanwhile(restarted):
+            done = run_contrail("pipeline", *given, "--retries", "50", env={})
+        assert done.exit_code == 0, done.output
+        assert lines_of(done.stdout)[-1]["stopped"] is True
+        assert written(own_server.url) == expected(own_server.url)
 
 
-def test_sigterm_ends_after_the_batch(server: ServerProcess, tmp_path: Path) -> None:
-    with Contrail(server.url) as client:
-        fill(client, MESSAGES)
-        with job(server, tmp_path, "--every", "1h") as process:
-            wait_for(client, 1, process, tmp_path)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S) == 0, (tmp_path / "job.log").read_text()
-        assert client.get_stream("T").state.messages < MESSAGES // 2
-    *batches, summary = lines_of((tmp_path / "job.log").read_text())
+def test_sigterm_ends_after_the_batch(own_server: ServerProcess, tmp_path: Path) -> None:
+    given = arguments(own_server, tmp_path, "--to", "T", "--batch", str(BATCH), "--every", "1h")
+    with Contrail(own_server.url) as client:
+        fill(client, 3 * BATCH)
+        with meanwhile(lambda going: wait_for(client, 1, going)):
+            done = run_contrail("pipeline", *given, env={})
+        assert done.exit_code == 0, done.output
+        assert client.get_stream("T").state.messages < BATCH
+    *batches, summary = lines_of(done.stdout)
     assert (summary["stopped"], summary["batches"]) == (True, len(batches))
     checkpoint = tmp_path / "checkpoint"
     begun, finished = (
