@@ -1,8 +1,8 @@
-"""What all jobs have in common. No JVM."""
+"""The reason of a failed job, in one line. No JVM."""
 
 import pytest
 
-from contrail_pipeline.job import reason
+from contrail_pipeline.failures import reason_of
 
 OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_found"
 
@@ -26,7 +26,18 @@ OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_f
         ),
         (
             "[UNRESOLVED_COLUMN] There is no column x.\n  at line 1",
-            "[UNRESOLVED_COLUMN] There is no column x.",
+            "There is no column x",
+        ),
+        (
+            "[STREAM_FAILED] Query [id = 3a7] terminated with exception: Task failed\nTraceback "
+            '(most recent call last):\n  File "job.py", line 7, in boom\nValueError: bad\n',
+            "ValueError: bad",
+        ),
+        (
+            "Traceback (most recent call last):\ncontrail_spark.errors.UnavailableError: x: reset\n"
+            "\nDuring handling of the above exception, another exception occurred:\n\n"
+            "contrail_spark.errors.LakeError: the lake in x is damaged\n",
+            "the lake in x is damaged",
         ),
         (
             "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.\n"
@@ -34,8 +45,8 @@ OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_f
             "\tat org.apache.spark.api.python.PythonRunner.read(PythonRunner.scala:1647)\n",
             "Job aborted: Python worker exited unexpectedly",
         ),
-        ("", ""),
+        ("", "Spark gave no reason"),
     ],
 )
 def test_one_line_says_why_a_job_failed(text: str, said: str) -> None:
-    assert reason(text) == said
+    assert reason_of(text).sentence == said

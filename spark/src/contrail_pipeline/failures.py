@@ -1,11 +1,55 @@
-"""Errors of the data source and of lakes, as commands report them."""
+"""What Spark, the data source and lakes report, as sentences for the user."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_pipeline.bounds import in_flags
-from contrail_spark.errors import ContrailSparkError, OptionError
+from contrail_spark import errors
+
+_OWN: Final = "|".join(
+    sorted(
+        name
+        for name, one in vars(errors).items()
+        if isinstance(one, type) and issubclass(one, errors.ContrailSparkError)
+    )
+)
+_OWN_ERROR: Final = re.compile(rf"\b({_OWN}): (.+)")
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.+?)(?=\[[A-Z][A-Z0-9_.]+\] |\n|$)")
+_WRAPPERS: Final = {"STREAM_FAILED", "PYTHON_DATA_SOURCE_ERROR", "FAILED_EXECUTE_UDF"}
+_JVM_ERROR: Final = re.compile(r"^: [\w.$]+: (.+)$", re.MULTILINE)
+_ERROR: Final = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why Spark failed: ``error`` is the error of the data source, if it was one.
+
+    ``conditions`` are Spark's own names of what was wrong, the last one closest to the cause.
+    """
+
+    sentence: str
+    error: str | None = None
+    conditions: tuple[str, ...] = ()
+
+
+def reason_of(text: str) -> Reason:
+    """The one sentence that says why, of all that Spark says about a failure."""
+    if own := _OWN_ERROR.findall(text):
+        error, sentence = own[-1]
+        return Reason(_whole(sentence), error)
+    conditions = [one for one in _CONDITION.findall(text) if one[0] not in _WRAPPERS]
+    if conditions:
+        return Reason(_whole(conditions[-1][1]), None, tuple(name for name, _ in conditions))
+    lines = _JVM_ERROR.findall(text)[:1] or _ERROR.findall(text)[-1:] or text.strip().splitlines()
+    return Reason(_whole(lines[0]) if lines else "Spark gave no reason")
+
+
+def _whole(sentence: str) -> str:
+    return sentence.split(" SQLSTATE:", maxsplit=1)[0].strip().rstrip(".;")
 
 
 @contextmanager
@@ -13,7 +57,7 @@ def in_one_line() -> Iterator[None]:
     """Raise Misuse for a wrong option, and Failed for other errors of the data source."""
     try:
         yield
-    except OptionError as error:
+    except errors.OptionError as error:
         raise Misuse(in_flags(str(error).removeprefix("option "))) from error
-    except ContrailSparkError as error:
+    except errors.ContrailSparkError as error:
         raise Failed(str(error)) from error

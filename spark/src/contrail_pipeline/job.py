@@ -3,7 +3,6 @@
 import inspect
 import logging
 import os
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from contrail_client.blocking.client import Contrail
 from contrail_client.cli import show
 from contrail_client.cli.connection import Session, client_command
 from contrail_client.cli.ending import Failed
+from contrail_pipeline.failures import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _NAME: Final = "contrail-pipeline"
-_OWN_ERROR: Final = re.compile(r"\bcontrail_spark\.errors\.\w+: (.+)")
-_JVM_ERROR: Final = re.compile(r"^: [\w.$]+: (.+)$", re.MULTILINE)
-_ERROR: Final = re.compile(r"^\w[\w.]*(?:Error|Exception): .+$", re.MULTILINE)
 
 Master = Annotated[
     str | None,
@@ -99,7 +96,7 @@ class Job:
         except Exception as error:
             # That a worker of an RDD has died is an error of Py4J, which only Spark depends on.
             if isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol":
-                raise Failed(reason(str(error))) from error
+                raise Failed(reason_of(str(error)).sentence) from error
             raise
         finally:
             if not borrowed:
@@ -123,18 +120,6 @@ class Job:
     def done(self, text: str, result: Any) -> None:
         """Print the result of the job: a sentence for people, ``result`` as JSON for machines."""
         show.done(text, result, as_json=self.as_json)
-
-
-def reason(text: str) -> str:
-    """The one line that says why a job of Spark failed, of all that Spark says about it.
-
-    It is the sentence of the data source or, if it has none, the last line that names an error.
-    """
-    if own := _OWN_ERROR.findall(text):
-        return str(own[-1])
-    if jvm := _JVM_ERROR.search(text):
-        return jvm[1]
-    return str(["", *text.strip().splitlines()[:1], *_ERROR.findall(text)][-1])
 
 
 def _advance(bar: Progress, done: int) -> None:
