@@ -162,13 +162,17 @@ def test_ndjson_pull_ends_with_its_status(stream: Stream) -> None:
 
 
 def test_heartbeats_fill_the_wait_of_an_ndjson_pull(stream: Stream) -> None:
-    headers = {"accept": "application/x-ndjson"}
-    pull = {"expires": "1s", "idle_heartbeat": "200ms"}
-    answer = stream.client.post(f"{stream.consumer()}/next", json=pull, headers=headers)
-    *beats, status = map(json.loads, answer.text.splitlines())
-    assert 1 <= len(beats) <= 5
-    assert beats[0] == {"hb": True, "last_consumer_seq": 0, "last_stream_seq": 0}
-    assert status["status"]["code"] == 408
+    target, headers = f"{stream.consumer()}/next", {"accept": "application/x-ndjson"}
+    pull = {"expires": "30s", "idle_heartbeat": "200ms"}
+    with stream.client.stream("POST", target, json=pull, headers=headers) as answer:
+        lines = map(json.loads, answer.iter_lines())
+        for _ in range(2):
+            assert next(lines) == {"hb": True, "last_consumer_seq": 0, "last_stream_seq": 0}
+        stream.publish(b"ends the wait")
+        *_, message, _ = lines
+    assert message["seq"] == 1
+    answer = stream.client.post(target, json={**pull, "expires": "500ms"}, headers=headers)
+    assert json.loads(answer.text.splitlines()[-1])["status"]["code"] == 408
 
 
 def test_msgpack_pull_has_payloads_as_bytes(stream: Stream) -> None:
@@ -300,11 +304,12 @@ def test_term_ends_a_message(stream: Stream) -> None:
 def test_in_progress_restarts_the_ack_wait(stream: Stream) -> None:
     stream.fill(1)
     consumer = stream.consumer(ack_wait="3s")
-    [message] = stream.next(consumer)
-    assert stream.next(consumer, expires="1s") == []
+    delivered = stream.next(consumer)
+    # Nothing comes for a second. On a slow machine it may be the message again.
+    delivered += stream.next(consumer, expires="1s")
     begun = time.monotonic()
-    stream.ack(consumer, message["ack_token"], kind="in_progress")
-    assert redelivered(stream, consumer)[0]["num_delivered"] == 2
+    stream.ack(consumer, delivered[-1]["ack_token"], kind="in_progress")
+    assert redelivered(stream, consumer)[0]["num_delivered"] == len(delivered) + 1
     assert time.monotonic() - begun > 2.9
 
 

@@ -420,9 +420,9 @@ def test_slow_and_half_sent_requests_are_ended(own_server: ServerProcess) -> Non
         refused(dripping, 408)
         refused(second, 408)
         assert silent.ended()
-        assert 8 < time.monotonic() - begun < 20
+        assert 8 < time.monotonic() - begun < 40
         refused(half_body, 408)
-        assert time.monotonic() - begun < 40
+        assert time.monotonic() - begun < 60
         stop.set()
         dripper.join()
     assert httpx.get(f"{own_server.url}/livez", timeout=TIMEOUT_S).status_code == 200

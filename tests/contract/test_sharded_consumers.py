@@ -183,12 +183,13 @@ def test_heartbeat_of_a_pull_reports_the_position_in_each_shard(sharded: Stream)
     consumer = sharded.consumer(ack_policy="none")
     pulled = sharded.client.post(f"{consumer}/next", json={"batch": 18}).json()["messages"]
     seqs_of = by_shard(pulled)
-    answer = sharded.client.post(
+    with sharded.client.stream(
+        "POST",
         f"{consumer}/next",
-        json={"expires": "2s", "idle_heartbeat": "100ms"},
+        json={"expires": "30s", "idle_heartbeat": "100ms"},
         headers={"Accept": "application/x-ndjson"},
-    )
-    beat = json.loads(answer.text.splitlines()[0])
+    ) as answer:
+        beat = json.loads(next(answer.iter_lines()))
     assert beat["hb"] is True
     assert beat["last_consumer_seq"] == len(pulled)
     assert beat["last_stream_seq"] == max(max(seqs) for seqs in seqs_of.values())

@@ -374,7 +374,7 @@ def test_messages_of_a_socket_that_died_come_to_another(
     stream.fill(4)
     stream.consumer(ack_wait="500ms")
     with Talk(server.url) as dying:
-        dying.done("sub", sid="s", stream=stream.name, consumer="c", credit=WHOLE)
+        dying.done("sub", sid="s", stream=stream.name, consumer="c", credit={"msgs": 4})
         dying.messages(4)
         dying.done("ack", sid="s", seqs=[2])
     with Talk(server.url) as other:
