@@ -163,9 +163,10 @@ def test_damage_that_spares_the_unreplicated_shards_loses_nothing_of_them(
             await until(lambda: nodes[name].identity.has_unreplicated)
             await nodes[name].checkpoint()
             # Several segments without an entry of the unreplicated stream; the first of them rots.
+            # A member that fell behind would write all the batches together, into one segment.
             for first in range(0, 60, 10):
                 await fill(nodes, "S", first, 10, PAYLOAD)
-            await until_whole(nodes, group)
+                await until_whole(nodes, group)
             await nodes.stop(name)
             segments = sorted((tmp_path / name / "wal").glob("*.wal"))
             assert len(segments) > 3
