@@ -272,6 +272,23 @@ def test_messages_that_the_stream_does_not_keep_are_told(
             assert told is (stream == "FEW")
 
 
+@pytest.mark.usefixtures("small_batches")
+def test_a_second_lake_of_a_stream_brings_what_the_first_one_lacks(
+    running: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "run_tasks", run_here)
+    rows = [made_row(seq, "twice.x") for seq in range(1, 301)]
+    late = made_lake(tmp_path / "late", [each for each in rows if each["seq"] % 2])
+    early = made_lake(tmp_path / "early", rows)
+    with Contrail(running.url) as client:
+        client.create_stream("TWICE", {"subjects": ["twice.>"]})
+        for lake in (late, early):
+            job = LocalJob(client, running.url)
+            Restorer(job, lake.root, "TWICE", Wishes(Bounds())).run()  # type: ignore[arg-type]
+    found = {each["data"] for each in stored(running.url, "TWICE", "data")}
+    assert found == {each["data"] for each in rows}
+
+
 def test_a_refusal_is_the_problem_of_the_task(running: ServerProcess, tmp_path: Path) -> None:
     lake = made_lake(tmp_path / "lake", [made_row(1, "other.x")])
     with Contrail(running.url) as client:

@@ -181,7 +181,10 @@ class Restorer:
         wishes = self._wishes
         selected = (options.subjects, options.from_seq, options.to_seq)
         times = (options.start_time, options.end_time)
-        which = (info.stream, info.incarnation, selected, times, wishes.prefix, wishes.name)
+        # Another lake of the same stream may have messages that this one lacks. The stream would
+        # take them for repetitions, because it does not look at the ids of earlier batches.
+        source = (info.stream, info.incarnation, info.created_us)
+        which = (source, selected, times, wishes.prefix, wishes.name)
         digest = hashlib.sha256(msgspec.json.encode(which)).hexdigest()[:24]
         return Progress.load(lake, f"restore-{digest}", plan.incarnation)
 
