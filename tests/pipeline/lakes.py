@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from contrail_spark.lake import files
+from contrail_spark.lake import files, parquet
 from contrail_spark.lake.layout import (
     NO_TOKEN,
     TEMPORARY,
@@ -22,16 +22,7 @@ from contrail_spark.lake.layout import (
 from contrail_spark.lake.manifest import Commit, FileEntry, Range
 from contrail_spark.lake.store import Lake
 
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("shard", pa.int32()),
-        pa.field("seq", pa.int64()),
-        pa.field("time", pa.timestamp("us", tz="UTC")),
-        pa.field("subject", pa.string()),
-        pa.field("headers", pa.map_(pa.string(), pa.list_(pa.string()))),
-        pa.field("data", pa.binary()),
-    ]
-)
+SCHEMA: Final = parquet.SCHEMA
 Row = dict[str, Any]
 
 
