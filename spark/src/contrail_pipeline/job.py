@@ -129,8 +129,11 @@ def _advance(bar: Progress, done: int) -> None:
 Work = Callable[Concatenate[Job, P], None]
 
 
-def job_command(app: typer.Typer, name: str) -> Callable[[Work[P]], Work[P]]:
-    """Register a command that gets a `Job`, with the options that all jobs have."""
+def job_command(app: typer.Typer, name: str, *, spark: bool = True) -> Callable[[Work[P]], Work[P]]:
+    """Register a command that gets a `Job`, with the options that all jobs have.
+
+    A job without ``spark`` has no option for its master.
+    """
 
     def register(work: Work[P]) -> Work[P]:
         def run(
@@ -142,7 +145,7 @@ def job_command(app: typer.Typer, name: str) -> Callable[[Work[P]], Work[P]]:
         first, *shared = (
             each
             for each in inspect.signature(run).parameters.values()
-            if each.kind is not inspect.Parameter.VAR_KEYWORD
+            if each.kind is not inspect.Parameter.VAR_KEYWORD and (spark or each.name != "master")
         )
         _, *own = inspect.signature(work).parameters.values()
         parameters = [
