@@ -17,7 +17,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table import Table, Transaction
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from contrail_client.cli import units
@@ -135,13 +135,11 @@ class Publisher:
             self._name,
             tables.COLUMNS,
             partition_spec=tables.DAYS,
-            properties=tables.GUARDS | tables.identity(lake),
+            properties=tables.identity(lake),
         )
         metadata = transaction.table_metadata
         tables.check_location(self._name, metadata.location, lake)
-        # The files have no ids of columns.
-        names = metadata.schema().name_mapping.model_dump_json()
-        return transaction.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
+        return transaction.set_properties(tables.lost_guards(metadata))
 
     def _tell(self, lake: Lake, change: Change) -> None:
         what = (
@@ -184,9 +182,7 @@ class Publisher:
 
 def _restore_guards(table: Table) -> None:
     """In a commit of its own: the next one already follows them."""
-    if lost := {
-        key: value for key, value in tables.GUARDS.items() if table.properties.get(key) != value
-    }:
+    if lost := tables.lost_guards(table.metadata):
         table.transaction().set_properties(lost).commit_transaction()
 
 

@@ -14,7 +14,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
 from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform
@@ -74,7 +74,7 @@ GUARDS: Final = {
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
 }
-"""Properties of every table, which each run restores."""
+"""Properties of every table, which a run restores before it changes anything else."""
 
 
 def root_uri(lake: Lake) -> str:
@@ -83,6 +83,16 @@ def root_uri(lake: Lake) -> str:
     if found := set(root) & set("?#"):
         raise Failed(f"Iceberg cannot read files below {root}, because of the {min(found)} in it")
     return f"file://{root}"
+
+
+def lost_guards(metadata: TableMetadata) -> dict[str, str]:
+    """The properties that a table must have and has not."""
+    guards = dict(GUARDS)
+    if metadata.name_mapping() is None:
+        # The files have no ids of columns.
+        names = metadata.schema().name_mapping.model_dump_json()
+        guards[TableProperties.DEFAULT_NAME_MAPPING] = names
+    return {key: value for key, value in guards.items() if metadata.properties.get(key) != value}
 
 
 def identity(lake: Lake) -> dict[str, str]:
