@@ -235,11 +235,20 @@ def test_a_dropped_table_is_made_again(rig: Rig) -> None:
     rig.check()
 
 
-@pytest.mark.parametrize("inside", ["", "/tables"])
-def test_a_table_inside_of_the_lake_is_refused(rig: Rig, inside: str) -> None:
+@pytest.mark.parametrize(
+    ("warehouse", "said"),
+    [
+        ("file://{}", "must be outside of the lake"),
+        ("{}/data/../tables", "must be outside of the lake"),
+        ("tables", "give the catalog an absolute warehouse"),
+    ],
+)
+def test_a_table_that_is_relative_or_in_the_lake_is_refused(
+    rig: Rig, warehouse: str, said: str
+) -> None:
     made_lake(rig.root, people(1, 9))
-    rig.properties["warehouse"] = f"file://{rig.root}{inside}"
-    with pytest.raises(Failed, match="must be outside of the lake"):
+    rig.properties["warehouse"] = warehouse.format(rig.root)
+    with pytest.raises(Failed, match=said):
         rig.publish()
     assert rig.catalog.list_tables("demo") == []
     rig.erase("none")

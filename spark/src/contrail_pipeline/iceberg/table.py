@@ -125,9 +125,17 @@ def check_identity(name: str, found: dict[str, str], lake: Lake) -> None:
 
 
 def check_location(name: str, location: str, lake: Lake) -> None:
-    """Raise Failed if the table is in the lake, where `erase` finds files that it does not know."""
+    """Raise Failed if the location of a table is not absolute, or in the lake.
+
+    There, `erase` would find files that it does not know.
+    """
     uri = urlparse(location)
-    local = Path(os.path.normpath(Path(uri.path).absolute()))
+    if not (uri.scheme or location.startswith("/")):
+        raise Failed(
+            f"table {name} would be in {location}, which only programs in this folder find; give "
+            "the catalog an absolute warehouse"
+        )
+    local = Path(os.path.normpath(uri.path))
     if uri.scheme in ("", "file") and local.is_relative_to(os.path.normpath(lake.root)):
         raise Failed(f"table {name} would be in {location}, but must be outside of the lake")
 
