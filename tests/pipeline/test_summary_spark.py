@@ -291,3 +291,19 @@ def test_the_command_writes_the_report_and_prints_the_document(
     text = out.read_text(encoding="utf-8")
     assert "<h1>Stream S</h1>" in text
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_messages_that_are_removed_meanwhile_are_left_out(
+    spark: SparkSession, running: ServerProcess, client: Contrail
+) -> None:
+    client.create_stream("SHRINKS", {"subjects": ["shrinks.>"]})
+    messages = [Message("shrinks.a", "x") for _ in range(10)]
+    client.publish_batch("SHRINKS", messages).raise_refused()
+    facts = measure.read(spark, {"url": running.url, "stream": "SHRINKS"})
+    try:
+        client.purge_stream("SHRINKS", up_to_seq=5)
+        kept = client.get_stream("SHRINKS").state.messages
+        assert 0 < kept < 10
+        assert measure.totals_of(facts)["messages"] == kept
+    finally:
+        facts.unpersist()

@@ -290,14 +290,16 @@ def _report(
     results: "Sequence[ShardResult]",
     findings: "Sequence[Finding]",
 ) -> None:
+    messages = sum(one.messages for one in results)
+    lake_files = 0 if begun.state is None else len(begun.state.files)
     summary = {
         "stream": begun.info.name,
         "incarnation": begun.plan.incarnation,
         "ok": not findings,
-        "messages": sum(one.messages for one in results),
+        "messages": messages,
         "bytes": sum(one.bytes for one in results),
         "replicas": begun.nodes,
-        "lake_files": 0 if begun.state is None else len(begun.state.files),
+        "lake_files": lake_files,
         "findings": len(findings),
     }
     if begun.job.as_json:
@@ -318,9 +320,10 @@ def _report(
         return
     _tables(results, findings)
     copies = f", {len(begun.nodes)} replicas" if begun.nodes else ""
-    files = f", {summary['lake_files']:,} files" if begun.state is not None else ""
+    files = f", {units.counted(lake_files, 'file')}" if begun.state is not None else ""
     verdict = units.counted(len(findings), "finding") if findings else "nothing is wrong"
-    text = f"Stream {begun.info.name}: {summary['messages']:,} messages{copies}{files}: {verdict}"
+    counted = units.counted(messages, "message")
+    text = f"Stream {begun.info.name}: {counted}{copies}{files}: {verdict}"
     begun.job.done(text, summary)
 
 
