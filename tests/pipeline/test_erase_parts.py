@@ -18,6 +18,7 @@ from contrail_pipeline.erase.steps import Eraser, Wishes, everything
 from contrail_pipeline.erase.work import Doomed, Scan, scan
 from contrail_spark.lake.layout import TEMPORARY, temporary_name
 from contrail_spark.lake.manifest import Range
+from contrail_spark.lake.parquet import PartitionedWriter
 from contrail_spark.lake.reader import LakeReader
 from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.store import Lake
@@ -199,6 +200,25 @@ def test_files_that_another_job_adds_meanwhile_are_rewritten_too(
     erase(lake, SECRET)
     assert found_anywhere(lake, SECRET) == 0
     assert seqs(lake) == [seq for seq in range(1, 91) if seq % 3]
+
+
+def test_an_unfinished_file_that_another_job_cleans_up_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30))
+    before, parts = PartitionedWriter.finish, iter([people(31, 60)])
+
+    def finish(writer: PartitionedWriter) -> Any:
+        writer._flush()
+        if rows := next(parts, None):
+            archive(lake, rows, [Range(0, 31, 60)])
+            lake.clean()
+        return before(writer)
+
+    monkeypatch.setattr(PartitionedWriter, "finish", finish)
+    erase(lake, SECRET)
+    assert found_anywhere(lake, SECRET) == 0
+    assert seqs(lake) == [seq for seq in range(1, 61) if seq % 3]
 
 
 def test_a_file_that_is_added_during_the_proof_is_not_overlooked(
