@@ -13,7 +13,7 @@ from contrail_spark.session import cluster_session
 
 LIMIT = 4_000
 """Messages in a batch of a query."""
-PARTITIONS = 48
+PARTITIONS = 24
 """Of a batch write."""
 TO_OUT = "regexp_replace(subject, '^in', 'out') as subject"
 

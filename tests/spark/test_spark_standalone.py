@@ -25,7 +25,7 @@ from tests.support.servers import STOP_S, ServerProcess
 
 TOKEN = "the-token-of-a-test"
 LIMIT = 1_000
-MESSAGES = 24_000
+MESSAGES = 16_000
 TERMINATED = 128 + signal.SIGTERM
 
 
