@@ -52,10 +52,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Where several workers share the tests, those that need a JVM go first.
 
     A worker without work takes from the end of another's list, so that one worker keeps them, and
-    one JVM is enough.
+    one JVM is enough. The longest of them start processes, and are the first of all.
     """
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    if not hasattr(config, "workerinput"):
+        return
+
+    def rank(item: pytest.Item) -> int:
+        if item.get_closest_marker("spark") is None:
+            return 2
+        return int(item.path not in long)
+
+    # Whole modules, because their tests share servers.
+    marked = (item for item in items if item.get_closest_marker("spark"))
+    long = {item.path for item in marked if item.get_closest_marker("long")}
+    items.sort(key=rank)
 
 
 @pytest.fixture
