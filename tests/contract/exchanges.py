@@ -355,7 +355,7 @@ def _endings() -> Iterator[Ask]:
     yield Ask("GET", f"{S}/snapshot", 200, keep_body="archive")
     yield Ask("GET", f"{S}/snapshot?consumers=perhaps", 422)
     yield Ask("GET", "/v1/streams/none/snapshot", 404)
-    yield Ask("POST", f"{S}/erase?wait=30s", 200, json={"seqs": [3, 5]}, keep={"receipt": ("id",)})
+    yield Ask("POST", f"{S}/erase?wait=60s", 200, json={"seqs": [3, 5]}, keep={"receipt": ("id",)})
     yield Ask("POST", f"{S}/erase", 422, json={"seqs": [0]})
     yield Ask("POST", f"{S}/erase", 404, json={"seqs": [99999]})
     yield Ask("GET", "/v1/erasures/{receipt}", 200)

@@ -9,7 +9,7 @@ from tests.contract.conftest import Stream, assert_problem
 from tests.support.command import run_contrail
 
 
-def erase(stream: Stream, body: object, query: str = "?wait=30s") -> dict[str, object]:
+def erase(stream: Stream, body: object, query: str = "?wait=60s") -> dict[str, object]:
     answer = stream.client.post(f"{stream.path}/erase{query}", json=body)
     assert answer.status_code == 200, answer.text
     receipt: dict[str, object] = answer.json()
@@ -39,7 +39,7 @@ def test_receipt_that_is_not_waited_for_says_where_to_ask(stream: Stream) -> Non
     pending = answer.json()
     assert (pending["status"], pending["messages"]) == ("pending", 1)
     assert answer.headers["location"] == f"/v1/erasures/{pending['id']}"
-    done = stream.client.get(answer.headers["location"], params={"wait": "30s"})
+    done = stream.client.get(answer.headers["location"], params={"wait": "60s"})
     assert (done.status_code, done.json()["status"]) == (200, "done")
 
 
@@ -112,7 +112,7 @@ def test_sdk_erases_and_waits(stream: Stream) -> None:
     stream.fill(4)
     url = str(stream.client.base_url)
     with Contrail(url) as contrail:
-        receipt = contrail.erase(stream.name, [1, 2], wait_s=30.0)
+        receipt = contrail.erase(stream.name, [1, 2], wait_s=60.0)
         assert (receipt.status, receipt.messages) == ("done", 2)
         assert contrail.erasure(receipt.id) == receipt
         with pytest.raises(NotFound):
@@ -123,7 +123,7 @@ def test_sdk_erases_and_waits(stream: Stream) -> None:
     async def also() -> None:
         async with AsyncContrail(url) as other:
             second = await other.erase(stream.name, subject=">")
-            assert (await other.erasure(second.id, wait_s=30.0)).status == "done"
+            assert (await other.erasure(second.id, wait_s=60.0)).status == "done"
 
     asyncio.run(also())
 

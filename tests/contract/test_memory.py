@@ -79,7 +79,7 @@ def test_messages_are_read_consumed_replayed_and_removed_as_of_files(memory: Str
     answer = memory.client.post(f"{memory.path}/purge", json={"keep": 10})
     assert answer.json() == {"purged": 291}
     assert memory.state()["messages"] == 10
-    answer = memory.client.post(f"{memory.path}/erase?wait=30s", json={"seqs": [295]})
+    answer = memory.client.post(f"{memory.path}/erase?wait=60s", json={"seqs": [295]})
     assert answer.json()["status"] == "done"
 
 

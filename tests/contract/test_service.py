@@ -156,7 +156,7 @@ def test_answers_fit_their_schemas(client: httpx.Client, stream: Stream) -> None
         (
             "/v1/streams/{stream}/erase",
             "post",
-            client.post(f"{stream.path}/erase?wait=30s", json={"seqs": [2]}),
+            client.post(f"{stream.path}/erase?wait=60s", json={"seqs": [2]}),
         ),
         (
             "/v1/streams/{stream}/consumers/{consumer}/next",

@@ -95,7 +95,7 @@ def test_erased_subject_is_shredded_and_the_others_stay(keyed: Stream) -> None:
     for seq in (1, 2, 5):
         assert_problem(keyed.client.get(f"{keyed.path}/messages/{seq}"), 404, 10037)
     with Contrail(str(keyed.client.base_url)) as contrail:
-        done = contrail.erasure(receipt["id"], wait_s=30.0)
+        done = contrail.erasure(receipt["id"], wait_s=60.0)
         assert (done.status, done.shredded) == ("done", True)
     page = keyed.client.get(f"{keyed.path}/messages").json()["messages"]
     assert [one["seq"] for one in page] == [3, 4]
@@ -110,7 +110,7 @@ def test_receipt_of_sequences_and_of_streams_without_keys_says_that_none_was_des
     plain = without_keys(keyed)
     plain.fill(3)
     for each, body in ((keyed, {"seqs": [1]}), (plain, {"subject": ">"})):
-        receipt = each.client.post(f"{each.path}/erase?wait=30s", json=body).json()
+        receipt = each.client.post(f"{each.path}/erase?wait=60s", json=body).json()
         assert (receipt["status"], receipt["shredded"]) == ("done", False)
 
 
@@ -130,7 +130,7 @@ def test_restored_stream_is_shredded_apart_from_the_first(keyed: Stream) -> None
     assert answer.json()["config"]["erasure"] == "subject_key"
     page = restored.client.get(f"{restored.path}/messages").json()["messages"]
     assert [one.get("data") for one in page][:3] == ["one", "aaa", "bbb"]
-    receipt = restored.client.post(f"{restored.path}/erase?wait=30s", json={"subject": ">"}).json()
+    receipt = restored.client.post(f"{restored.path}/erase?wait=60s", json={"subject": ">"}).json()
     assert (receipt["status"], receipt["shredded"], receipt["messages"]) == ("done", True, 5)
     restored.client.delete(restored.path)
 
@@ -139,7 +139,7 @@ def test_keys_and_shards_go_together(unused: Stream) -> None:
     assert unused.configure(erasure="subject_key", shards=2).status_code == 201
     unused.fill(20)
     receipt = unused.client.post(
-        f"{unused.path}/erase?wait=30s", json={"subject": unused.subject("1")}
+        f"{unused.path}/erase?wait=60s", json={"subject": unused.subject("1")}
     ).json()
     assert (receipt["shredded"], receipt["messages"]) == (True, 4)
     page = unused.client.get(f"{unused.path}/messages?limit=50").json()["messages"]
