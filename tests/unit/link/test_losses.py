@@ -37,6 +37,7 @@ from tests.unit.link.link_rig import (
     served,
     storage,
     until,
+    until_found,
 )
 
 SECOND_NS = 1_000_000_000
@@ -75,6 +76,10 @@ async def wired(
 
 async def stored(local: LocalLink) -> int:
     return (await local.stream_info("S")).state.messages
+
+
+async def is_stored(local: LocalLink) -> bool:
+    return await stored(local) == 1
 
 
 # Secrets and strangers ---------------------------------------------------------------------------
@@ -420,7 +425,7 @@ def test_answer_that_does_not_come_in_time_is_unknown(tmp_path: Path) -> None:
             wire.hold_answers = True
             found = await outcome(publish(link, "S", [message()]))
             assert is_refusal(found, errors.OUTCOME_UNKNOWN)
-            assert await stored(local) == 1
+            await until_found(lambda: is_stored(local))  # it may be on its way still
 
     run(scenario())
 
