@@ -73,7 +73,7 @@ def test_a_stream_is_created_and_filled_with_what_was_selected(
         wrong = (
             (["--from-seq", "9", "--to-seq", "8"], "--from-seq 9 is above --to-seq 8"),
             (["--start-time", "today"], "--start-time: must be milliseconds since 1970, or RFC"),
-            (["--subject", "a..b"], "--subject: 'a..b': a subject filter must not contain"),
+            (["--subject", "a..b"], "--subject 'a..b': a subject filter must not contain"),
         )
         for given, text in wrong:
             status, error = run(*common, *given)

@@ -12,10 +12,13 @@ read -r line
 echo at java.base
 """
 START = """
-import subprocess, sys
+import signal, subprocess, sys
 from types import SimpleNamespace
 from pyspark import SparkContext
 from contrail_pipeline.startup import start
+
+# Ctrl-C is ignored in what a shell runs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def build():
     jvm = subprocess.Popen([sys.argv[1]], stdin=subprocess.PIPE, start_new_session=True)

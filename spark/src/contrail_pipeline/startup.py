@@ -24,10 +24,14 @@ def start(build: Callable[[], SparkSession]) -> SparkSession:
 
     threading.Thread(target=run, name="spark-start", daemon=True).start()
     try:
-        return started.result()
+        session = started.result()
     except KeyboardInterrupt:
         _give_up(started)
         raise
+    # A session is active in the thread that built it, and only there does Spark find data sources
+    # in Python when it starts a streaming query.
+    SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return session
 
 
 def _give_up(started: Future[SparkSession]) -> None:
