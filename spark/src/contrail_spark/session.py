@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -156,7 +157,9 @@ def parse_master(text: str) -> tuple[str, int]:
 
 def shut_down(session: SparkSession) -> None:
     """Stop the session and end its JVM, which would otherwise run until this process ends."""
-    session.stop()
+    # What ends a whole group of processes ends the JVM before this one.
+    with suppress(ConnectionError):
+        session.stop()
     gateway = SparkContext._gateway
     SparkContext._gateway = SparkContext._jvm = None
     if gateway is not None:
