@@ -1,4 +1,4 @@
-"""Kills of drivers, executors and storage nodes in the middle of Spark jobs.
+"""Kills of drivers, executors and storage nodes in the middle of Spark jobs and of archiving.
 
 ``python -m tests.spark.kills [--kills N] [--seed N]`` kills at random moments, in turn on one node
 and on a cluster of three, and compares each result with its source, row by row. It fails if a row
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 
 from contrail_client import Contrail, ContrailError, Message
+from tests.pipeline.archives import lake_rows
 from tests.spark.killed_job import KINDS, LIMIT
 from tests.spark.spark_cluster import (
     ENTRYPOINT,
@@ -36,6 +37,10 @@ from tests.support.servers import ServerProcess, SplitServers
 
 VICTIMS: Final = ("driver", "executor", "node")
 MESSAGES: Final = 100_000
+ARCHIVE: Final = "archive"
+"""The job `contrail pipeline archive`, beside the kinds of `tests.spark.killed_job`."""
+ARCHIVED_BYTES: Final = 1_000
+"""Of a payload, so that there are many files. Its bytes are random: progress is that of files."""
 NODES: Final = 3
 PROGRESS_S: Final = 300.0
 POLL_S: Final = 0.005
@@ -74,13 +79,13 @@ class Nodes:
             return self.servers.url
         return self.servers.apis[0].url
 
-    def kill(self, has_gone_on: Callable[[], bool]) -> None:
-        """Kill the server, or the leader of OUT until the job has gone on, and start it again."""
+    def kill(self, stream: str, has_gone_on: Callable[[], bool]) -> None:
+        """Kill the server, or a stream's leader until the job has gone on, and start it again."""
         if isinstance(self.servers, ServerProcess):
             self.servers.kill()
         else:
             with Contrail(self.url) as client:
-                leader = client.get_stream("OUT").cluster["leader"]
+                leader = client.get_stream(stream).cluster["leader"]
             [node] = (one for one in self.servers.storages if one.settings["node"] == leader)
             node.kill()
             wait_until(has_gone_on)
@@ -115,7 +120,8 @@ class Job:
             os.kill(chance.choice(self._spark.newest_executors()), signal.SIGKILL)
         else:
             before = self._progress()
-            self._nodes.kill(lambda: self._progress() > before or not self._runs())
+            stream = "SOURCE" if self._kind == ARCHIVE else "OUT"
+            self._nodes.kill(stream, lambda: self._progress() > before or not self._runs())
 
     def finish(self) -> None:
         """Wait until the job has ended by itself."""
@@ -133,15 +139,21 @@ class Job:
         return self._folder / "driver.log"
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        arguments = [self._kind, self._nodes.url, self._spark.address, str(self._folder)]
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [*ENTRYPOINT, "-m", "tests.spark.killed_job", *arguments],
+                [*ENTRYPOINT, "-m", *self._command()],
                 env=container_environment("job"),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
+
+    def _command(self) -> list[str]:
+        url, master = self._nodes.url, self._spark.address
+        if self._kind != ARCHIVE:
+            return ["tests.spark.killed_job", self._kind, url, master, str(self._folder)]
+        what = [ARCHIVE, "SOURCE", str(self._folder / "lake"), "--file-size", "1m"]
+        return ["contrail_pipeline", *what, "--server", url, "--master", master]
 
     def _progress(self) -> float:
         """The part of all messages that has passed."""
@@ -149,6 +161,10 @@ class Job:
             begun = (self._folder / "checkpoint" / "offsets").glob("*")
             passed = (sum(path.name.isdigit() for path in begun) - 1) * LIMIT
             return passed / self._messages
+        if self._kind == ARCHIVE:
+            lake = self._folder / "lake"
+            passed = sum(map(size_of, [*lake.glob("data/**/*.parquet"), *lake.glob("tmp/*")]))
+            return passed / (self._messages * ARCHIVED_BYTES)
         with suppress(ContrailError):
             self._passed = self._client.get_stream("OUT").state.messages / self._messages
         return self._passed
@@ -175,7 +191,10 @@ def survive(
 ) -> None:
     """Run a job of ``kind`` through ``kills``, and compare its result with its source."""
     folder.mkdir()
-    fill(nodes, messages, window="1h" if kind == "write" else "100ms")
+    payloads = map(str.encode, map(str, range(messages)))
+    if kind == ARCHIVE:
+        payloads = (chance.randbytes(ARCHIVED_BYTES) for _ in range(messages))
+    fill(nodes, payloads, window="1h" if kind == "write" else "100ms")
     job = Job(kind, nodes, spark, folder, messages)
     try:
         for kill in sorted(kills, key=lambda one: one.at):
@@ -186,15 +205,15 @@ def survive(
     assert differences(kind, nodes.url, folder) == []
 
 
-def fill(nodes: Nodes, messages: int, window: str) -> None:
+def fill(nodes: Nodes, payloads: Iterable[bytes], window: str) -> None:
     """Create both streams, and publish to SOURCE; every tenth message has headers."""
     with Contrail(nodes.url) as client:
         common = {"shards": 3, "shard_by": [2], "num_replicas": nodes.replicas}
         client.ensure_stream("SOURCE", {"subjects": ["in.>"], **common})
         client.ensure_stream("OUT", {"subjects": ["out.>"], "duplicate_window": window, **common})
         numbered = (
-            Message(f"in.{at % 40}.x", str(at), headers={} if at % 10 else {"A": ["1", str(at)]})
-            for at in range(messages)
+            Message(f"in.{at % 40}.x", payload, headers={} if at % 10 else {"A": ["1", str(at)]})
+            for at, payload in enumerate(payloads)
         )
         for result in client.publish_all("SOURCE", numbered, batch_size=2_000):
             result.raise_refused()
@@ -203,7 +222,10 @@ def fill(nodes: Nodes, messages: int, window: str) -> None:
 def differences(kind: str, url: str, folder: Path) -> list[str]:
     """Rows of SOURCE that the result has not exactly once, and rows that only the result has."""
     source = stored(url, "SOURCE", *COLUMNS)
-    if kind == "files":
+    if kind == ARCHIVE:
+        expected = Counter(map(_whole, source))
+        found = Counter(map(_whole, lake_rows(folder / "lake")))
+    elif kind == "files":
         expected = Counter(map(_whole, source))
         files = pq.read_table(folder / "files", coerce_int96_timestamp_unit="us")
         found = Counter(map(_whole, files.to_pylist()))
@@ -236,6 +258,13 @@ def _headers(row: dict[str, Any]) -> tuple[object, ...]:
     return tuple((name, *values) for name, values in row["headers"] if name != ID)
 
 
+def size_of(path: Path) -> int:
+    """The size of a file; 0 if it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
 def wait_until(happened: Callable[[], bool]) -> None:
     """Wait for a condition."""
     deadline_s = time.monotonic() + PROGRESS_S
@@ -256,19 +285,22 @@ def main() -> int:
     print(f"seed {arguments.seed}", flush=True)
     with ExitStack() as stack:
         folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         spark = stack.enter_context(spark_cluster(folder))
         for number in itertools.count(arguments.first):
             if done >= arguments.kills:
                 break
             chance = random.Random(f"{arguments.seed} {number}")
-            kind = list(KINDS)[number % len(KINDS)]
+            kinds = [*KINDS, ARCHIVE]
+            kind = kinds[number % len(kinds)]
             kills = [
                 Kill(victim, chance.uniform(0.02, 0.9), chance.uniform(0.0, LATER_S))
                 for victim in VICTIMS
             ]
             place = folder / f"round{number}"
             place.mkdir()
-            whole = number % 2 == 0
+            # Each kind meets both, in turns.
+            whole = (number + number // len(kinds)) % 2 == 0
             nodes = Nodes(
                 ServerProcess(place / "data") if whole else SplitServers(place / "nodes", NODES)
             )

@@ -83,7 +83,7 @@ def test_rows_that_are_lost_doubled_or_changed_are_found(tmp_path: Path) -> None
         return client.publish(subject, data, headers=headers, msg_id=place).duplicate
 
     with ServerProcess(tmp_path / "data") as server, Contrail(server.url) as client:
-        fill(Nodes(server), 12, window="100ms")
+        fill(Nodes(server), [b"%d" % at for at in range(12)], window="100ms")
         _lost, doubled, changed, *others = stored(server.url, "SOURCE", *COLUMNS)
         for row in (doubled, *others):
             copy(row)
