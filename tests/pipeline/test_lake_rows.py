@@ -74,6 +74,26 @@ def test_any_division_of_overlapping_files_has_every_row_once_in_order(
         assert [seq for part in found for seq in part] == expected
 
 
+def test_files_in_a_long_chain_are_open_one_after_another(tmp_path: Path) -> None:
+    """As after a compaction: the ranges of two tokens overlap without an end."""
+    parts = [[made_row(3 * at + add, f"s.{at % 2}") for add in (1, 5)] for at in range(40)]
+    rows = [row for part in parts for row in part]
+    lake = made_lake(tmp_path / "lake", [made_row(200)], token=2)
+    archived = lake.state()
+    number = archived.number + 1
+    added = tuple(write(lake, number, partition_of_row(lake, part[0]), part) for part in parts)
+    lake.commit(archived, Commit(number=number, job="test", time_us=1, added=added))
+    split = LakeReader(lake, ALL).range(lake.state(), 0, (1, 199))
+    assert len(split.files) == len(parts)
+    found, most = [], 0
+    for batch in LakeReader(lake, ALL).read(split, ()):
+        found += batch.column("seq").to_pylist()
+        opened = (os.path.realpath(each.path) for each in os.scandir("/proc/self/fd"))
+        most = max(most, sum(each.startswith(str(lake.root)) for each in opened))
+    assert found == sorted(row["seq"] for row in rows)
+    assert 1 <= most <= 3
+
+
 def test_large_files_are_divided_and_small_ones_joined(tmp_path: Path) -> None:
     lake = made_lake(
         tmp_path / "lake",

@@ -1,7 +1,8 @@
 """The messages in data files, in the order of their sequences."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +31,15 @@ def read_rows(
     """The wanted messages of a shard within ``bounds``, both inclusive, in ascending sequence.
 
     The batches have ``columns`` and ``seq``. Files whose ranges overlap are merged, and only those
-    are open at the same time. Raises LakeError for a damaged file, and FileNotFoundError.
+    that have the same sequences are open at the same time. Raises LakeError for a damaged file, and
+    FileNotFoundError.
     """
     last = 0
     for group in overlapping(entries):
-        for batch in _merged([read_file(root, each, bounds, columns, wanted) for each in group]):
+        sources = [
+            (each.from_seq, read_file(root, each, bounds, columns, wanted)) for each in group
+        ]
+        for batch in _merged(sources):
             seqs = sequences(batch)
             if seqs[0] <= last or (len(group) > 1 and bool((np.diff(seqs) == 0).any())):
                 names = ", ".join(each.path for each in group)
@@ -147,14 +152,23 @@ def _clipped(batch: pa.RecordBatch, bounds: tuple[int, int]) -> pa.RecordBatch:
     return batch.slice(int(start), int(stop - start))
 
 
-def _merged(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """The rows of all sources, each of which is in order, in one order."""
-    if len(sources) == 1:
-        yield from sources[0]
-        return
-    heads = [head for head in map(_Head, sources) if head.advance()]
-    heapq.heapify(heads)
-    while len(heads) > 1:
+def _merged(
+    sources: Iterable[tuple[int, Iterator[pa.RecordBatch]]],
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all sources, each of which is in order, in one order.
+
+    A source comes with a sequence below which it has nothing, and is not opened before it is its
+    turn: files of many subject tokens overlap in long chains, but few of them at one sequence.
+    """
+    waiting = deque(sources)
+    heads: list[_Head] = []
+    while True:
+        while waiting and (not heads or waiting[0][0] <= min(head.last for head in heads)):
+            opened = _Head(waiting.popleft()[1])
+            if opened.advance():
+                heapq.heappush(heads, opened)
+        if not heads:
+            return
         # Nothing that is still to come is below the end of the batch that ends first.
         end = min(head.last for head in heads)
         parts = []
@@ -166,9 +180,6 @@ def _merged(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBa
             else:
                 heapq.heappop(heads)
         yield _sorted(parts)
-    if heads:
-        yield heads[0].rest
-        yield from heads[0].source
 
 
 def _sorted(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
