@@ -186,12 +186,15 @@ def test_garbage_is_what_no_commit_can_add_any_more() -> None:
     def found(file: FileEntry) -> bool:
         parsed = parse_data_path(file.path)
         assert parsed is not None
-        return is_garbage(parsed, state)
+        return is_garbage(parsed, state, until_us)
 
+    until_us = HOUR_US
     state = apply(State(), archived(1, 1, 10))
     assert not found(entry(1, 1, 10)), "in the lake"
     assert found(entry(1, 1, 9)), "commit 1 was made without it"
     assert not found(entry(2, 11, 20)), "commit 2 may still add it"
-    removal = Commit(number=2, job="x", time_us=0, removed=tuple(state.files))
+    removal = Commit(number=2, job="x", time_us=HOUR_US + 1, removed=tuple(state.files))
     state = apply(state, removal)
     assert not found(entry(1, 1, 10)), "readers may still need it"
+    until_us += 1
+    assert found(entry(1, 1, 10)), "readers have had their time"

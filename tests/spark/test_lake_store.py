@@ -1,6 +1,7 @@
 """A lake on disk: created once, committed to by one job at a time, and checked when read."""
 
 import hashlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 
 from contrail_spark.errors import LakeConflictError, LakeError, LakeNotFoundError
 from contrail_spark.lake.layout import TEMPORARY, DataFile, Partition
-from contrail_spark.lake.manifest import CHECKPOINT_EVERY, Commit, Range
+from contrail_spark.lake.manifest import CHECKPOINT_EVERY, REMOVED_KEPT_US, Commit, Range
 from contrail_spark.lake.store import Lake
 from tests.spark.lakes import DAY, archived, entry
 
+HOUR_US = 3_600_000_000
 FILE = DataFile(Partition(DAY), "S", 0, 1, 10, 1)
 
 
@@ -208,8 +210,51 @@ def test_what_killed_jobs_have_left_is_deleted(lake: Lake) -> None:
     there = {path.relative_to(lake.root).as_posix() for path in lake.root.rglob("*.parquet")}
     assert there == {kept.path, later.path}
     assert [path.name for path in (lake.root / TEMPORARY).iterdir()] == ["r2-new"]
-    # A file that was removed a moment ago may have readers.
-    change = Commit(number=2, job="t", time_us=0, removed=(kept.path,))
-    lake.commit(lake.state(), change)
-    assert lake.clean() == 2
-    assert (lake.root / kept.path).exists()
+
+
+def remove(lake: Lake, file: DataFile, ago_us: int) -> None:
+    """Remove a file from the lake with a commit that was made some time ago."""
+    state, time_us = lake.state(), time.time_ns() // 1_000 - ago_us
+    change = Commit(number=state.number + 1, job="t", time_us=time_us, removed=(file.path,))
+    lake.commit(state, change)
+
+
+def test_removed_files_are_kept_for_readers(lake: Lake) -> None:
+    files = [DataFile(Partition(DAY), "S", 0, at, at, at) for at in range(1, 4)]
+    for file in files:
+        lake.publish(written(lake, "x", file.path.encode()), file, file.path)
+        (lake.root / TEMPORARY / "x").unlink()
+        lake.commit(lake.state(), archived(file.commit, file.from_seq, file.to_seq))
+    remove(lake, files[0], 0)
+    remove(lake, files[1], HOUR_US)
+    remove(lake, files[2], REMOVED_KEPT_US)
+    paths = [lake.root / file.path for file in files]
+    assert lake.leftovers() == [paths[2]]
+    assert lake.clean() == 1
+    assert [each.exists() for each in paths] == [True, True, False]
+    assert lake.leftovers(2 * HOUR_US) == []
+    assert lake.leftovers(HOUR_US) == [paths[1]]
+    assert lake.clean(HOUR_US) == 1
+    assert lake.clean(0) == 1
+    assert [each.exists() for each in paths] == [False] * 3
+
+
+def test_checkpoints_remember_removed_files_until_they_are_deleted(lake: Lake) -> None:
+    state, remembered = lake.state(), []
+    for number in range(1, 4 * CHECKPOINT_EVERY, 2):
+        seq = (number + 1) // 2
+        file = DataFile(Partition(DAY), "S", 0, seq, seq, number)
+        lake.publish(written(lake, "x", file.path.encode()), file, file.path)
+        (lake.root / TEMPORARY / "x").unlink()
+        lake.commit(state, archived(number, seq, seq))
+        remove(lake, file, 0)
+        state = lake.state()
+        assert file.path in state.removed
+        if state.number == 2 * CHECKPOINT_EVERY:
+            assert lake.clean(0) == CHECKPOINT_EVERY
+        if state.number % CHECKPOINT_EVERY == 0:
+            whole = lake.commit_at(state.number).checkpoint
+            assert whole is not None
+            remembered.append(len(whole.removed))
+    per_checkpoint = CHECKPOINT_EVERY // 2
+    assert remembered == [at * per_checkpoint for at in (1, 2, 1, 2)]

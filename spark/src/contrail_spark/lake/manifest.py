@@ -17,7 +17,7 @@ from contrail_spark.lake.layout import DataFile, Partition, parse_data_path
 FORMAT: Final = 1
 CHECKPOINT_EVERY: Final = 64
 REMOVED_KEPT_US: Final = 7 * 24 * 3_600 * 1_000_000
-"""How long a checkpoint remembers a removed file, which is the longest grace before deletion."""
+"""How long a removed file is kept for readers at most; checkpoints forget it afterwards."""
 
 
 class LakeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,10 +281,13 @@ def partition_of(entry: FileEntry) -> Partition:
     return found.partition
 
 
-def is_garbage(found: DataFile, state: State) -> bool:
-    """True if a file can never become part of the lake, and was not part of it lately.
+def is_garbage(found: DataFile, state: State, removed_until_us: int) -> bool:
+    """True if a file can never become part of the lake, and readers have had time to leave it.
 
     Only the commit in its name can add a file. When that commit exists without it, nothing can.
+    Files that were removed after ``removed_until_us`` are kept for readers that began before.
     """
-    path = found.path
-    return found.commit <= state.number and path not in state.files and path not in state.removed
+    if found.commit > state.number or found.path in state.files:
+        return False
+    removed_us = state.removed.get(found.path)
+    return removed_us is None or removed_us <= removed_until_us

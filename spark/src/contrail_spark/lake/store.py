@@ -26,6 +26,7 @@ from contrail_spark.lake.layout import (
 )
 from contrail_spark.lake.manifest import (
     CHECKPOINT_EVERY,
+    REMOVED_KEPT_US,
     Commit,
     FileEntry,
     LakeInfo,
@@ -150,6 +151,10 @@ class Lake:
         """
         after = apply(state, change)
         if change.number % CHECKPOINT_EVERY == 0:
+            # A removed file is remembered until it is deleted.
+            removed = after.removed.items()
+            waiting = {path: at_us for path, at_us in removed if os.path.lexists(self.root / path)}
+            after = replace(after, removed=waiting)
             whole = checkpoint_of(after, change.time_us)
             change = msgspec.structs.replace(change, checkpoint=whole)
         temporary = self.root / TEMPORARY / temporary_name(change.number, uuid4().hex)
@@ -169,25 +174,32 @@ class Lake:
         """True if a job has made this commit."""
         return self._commit_path(number).exists()
 
-    def clean(self) -> int:
-        """Delete what killed jobs have left, and return the number of files.
-
-        These are files of commits that were made without them: nothing can add them any more.
-        """
-        deleted = 0
+    def clean(self, keep_us: int = REMOVED_KEPT_US) -> int:
+        """Delete all `leftovers`, and return the number of files."""
+        found = self.leftovers(keep_us)
         with _as_lake_error():
+            for path in found:
+                path.unlink(missing_ok=True)
+        return len(found)
+
+    def leftovers(self, keep_us: int = REMOVED_KEPT_US) -> list[Path]:
+        """Files that nothing can add to the lake any more: replaced ones, and those of killed jobs.
+
+        A file that belonged to the lake is among them ``keep_us`` after it was removed from it.
+        """
+        found = []
+        with _as_lake_error():
+            removed_until_us = time.time_ns() // 1_000 - keep_us
             state = self.state()
             for path in sorted((self.root / DATA).glob("date=*/**/*.parquet")):
-                found = parse_data_path(path.relative_to(self.root).as_posix())
-                if found is not None and is_garbage(found, state):
-                    path.unlink(missing_ok=True)
-                    deleted += 1
+                file = parse_data_path(path.relative_to(self.root).as_posix())
+                if file is not None and is_garbage(file, state, removed_until_us):
+                    found.append(path)
             for path in sorted((self.root / TEMPORARY).iterdir()):
                 number = parse_temporary_name(path.name)
                 if number is not None and number <= state.number:
-                    path.unlink(missing_ok=True)
-                    deleted += 1
-        return deleted
+                    found.append(path)
+        return found
 
     def verify(self, entry: FileEntry) -> str | None:
         """What is wrong with a file of the lake, compared with its entry; None if nothing is."""
