@@ -119,13 +119,15 @@ class DataFileWriter:
 class PartitionedWriter:
     """Messages of one shard in ascending sequence, each to the file of its partition.
 
-    A context: without `finish` nothing remains.
+    ``slab_bytes`` of messages become a row group of each partition. A context: without `finish`
+    nothing remains.
     """
 
-    def __init__(self, lake: Lake, shard: int, commit: int) -> None:
+    def __init__(self, lake: Lake, shard: int, commit: int, slab_bytes: int = SLAB_BYTES) -> None:
         self._lake = lake
         self._shard = shard
         self._commit = commit
+        self._slab_max = slab_bytes
         self._slab: list[pa.RecordBatch] = []
         self._slab_bytes = 0
         self._open: dict[Partition, DataFileWriter] = {}
@@ -148,7 +150,7 @@ class PartitionedWriter:
         columns = [batch.column(name) for name in SCHEMA.names]
         self._slab.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
         self._slab_bytes += batch.nbytes
-        if self._slab_bytes >= SLAB_BYTES:
+        if self._slab_bytes >= self._slab_max:
             self._flush()
 
     def finish(self) -> list[FileEntry]:

@@ -1,0 +1,1 @@
+"""`contrail pipeline compact`: merges small files of a lake."""
