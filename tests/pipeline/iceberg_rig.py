@@ -12,6 +12,8 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from contrail_pipeline.compact.rounds import Compactor
+from contrail_pipeline.compact.rounds import Wishes as CompactionWishes
 from contrail_pipeline.erase.steps import Eraser, Wishes
 from contrail_pipeline.iceberg.steps import Publisher
 from contrail_spark.lake.manifest import Range
@@ -74,6 +76,10 @@ class Rig:
         job: Any = LoopJob()
         Eraser(job, self.root, Wishes(subjects)).run()
 
+    def compact(self, keep_us: int) -> None:
+        job: Any = LoopJob()
+        Compactor(job, self.root, CompactionWishes(1 << 20, keep_us)).run()
+
     def snapshot(self) -> Snapshot:
         found = self.table.current_snapshot()
         assert found is not None
@@ -87,8 +93,8 @@ class Rig:
             for entry in manifest.fetch_manifest_entry(table.io)
         ]
 
-    def rows(self) -> list[Row]:
-        return rows_of(self.table.scan().to_arrow())
+    def rows(self, snapshot_id: int | None = None) -> list[Row]:
+        return rows_of(self.table.scan(snapshot_id=snapshot_id).to_arrow())
 
     def check(self) -> None:
         """The table has the messages of the lake, and no others."""

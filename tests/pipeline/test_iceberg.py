@@ -16,6 +16,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table, TableProperties
 
 from contrail_client.cli.ending import Failed
+from contrail_pipeline.compact import rounds as compacting
 from contrail_pipeline.erase import steps as erasing
 from contrail_pipeline.iceberg import steps
 from contrail_pipeline.iceberg import table as tables
@@ -41,6 +42,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
         return [work(task) for task in tasks]
 
     monkeypatch.setattr(erasing, "run_tasks", run_tasks)
+    monkeypatch.setattr(compacting, "run_tasks", run_tasks)
     return Rig(tmp_path)
 
 
@@ -67,6 +69,33 @@ def test_a_table_follows_its_lake_through_archives_and_erasures(
     assert summary is not None
     assert summary[tables.COMMIT] == str(lake.state().number)
     assert summary["total-records"] == "120"
+
+
+def test_a_snapshot_is_readable_until_a_compaction_deletes_its_files(rig: Rig) -> None:
+    made_lake(rig.root, people(1, 30), people(31, 60))
+    rig.publish()
+    old = rig.snapshot().snapshot_id
+    rig.compact(keep_us=3_600_000_000)
+    # The table still shows the files that were replaced.
+    rig.check()
+    found = rig.publish()
+    assert (found["added"], found["removed"], found["messages"]) == (1, 2, 60)
+    rig.check()
+    assert rig.rows(old) == rig.rows()
+    rig.compact(keep_us=0)
+    rig.check()
+    with pytest.raises(FileNotFoundError):
+        rig.rows(old)
+
+
+def test_a_table_whose_files_were_compacted_and_deleted_is_repaired_by_a_run(rig: Rig) -> None:
+    made_lake(rig.root, people(1, 30), people(31, 60))
+    rig.publish()
+    rig.compact(keep_us=0)
+    with pytest.raises(FileNotFoundError):
+        rig.rows()
+    assert rig.publish()["removed"] == 2
+    rig.check()
 
 
 def test_a_run_with_nothing_new_changes_nothing(rig: Rig) -> None:
