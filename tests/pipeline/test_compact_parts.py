@@ -506,13 +506,13 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0", 0), ("1h", HOUR_US), ("168h", 168 * HOUR_US), ("999ns", 0)]
+    ("text", "expected"), [("0", 0), ("1h", HOUR_US), ("7d", 168 * HOUR_US), ("999ns", 0)]
 )
 def test_times_for_readers(text: str, expected: int) -> None:
     assert keep_of(text) == expected
 
 
-@pytest.mark.parametrize("text", ["-1s", "168h0m0.000001s", "soon", ""])
+@pytest.mark.parametrize("text", ["-1s", "7d1us", "soon", ""])
 def test_wrong_times_for_readers(text: str) -> None:
     with pytest.raises(Misuse, match="--keep"):
         keep_of(text)
@@ -531,7 +531,7 @@ def test_the_command_without_work_starts_no_spark(tmp_path: Path) -> None:
     )
     for arguments, status, why in (
         ([str(tmp_path)], 1, f"there is no lake in {tmp_path}"),
-        ([str(lake.root), "--keep", "169h"], 2, "--keep must be from 0 to 168h, not 169h"),
+        ([str(lake.root), "--keep", "169h"], 2, "--keep must be from 0 to 7d, not 169h"),
         ([str(lake.root), "--file-size", "1k"], 2, "--file-size must be from 1 MiB to 16 GiB"),
     ):
         done = run_contrail(*common, *arguments, env={})

@@ -39,5 +39,5 @@ def keep_of(text: str) -> int:
     except ValueError as error:
         raise Misuse(f"--keep {text!r}: {error}") from None
     if not 0 <= found <= REMOVED_KEPT_US * NS_PER_US:
-        raise Misuse(f"--keep must be from 0 to 168h, not {text}")
+        raise Misuse(f"--keep must be from 0 to 7d, not {text}")
     return found // NS_PER_US
