@@ -17,16 +17,20 @@ def start(build: Callable[[], SparkSession]) -> SparkSession:
     started: Future[SparkSession] = Future()
 
     def run() -> None:
+        if not started.set_running_or_notify_cancel():
+            return
         try:
             started.set_result(build())
         except BaseException as error:
             started.set_exception(error)
 
-    threading.Thread(target=run, name="spark-start", daemon=True).start()
     try:
+        # The thread can be under way before this returns, so it may be interrupted in here as well.
+        threading.Thread(target=run, name="spark-start", daemon=True).start()
         session = started.result()
     except KeyboardInterrupt:
-        _give_up(started)
+        if not started.cancel():
+            _give_up(started)
         raise
     # A session is active in the thread that built it, and only there does Spark find data sources
     # in Python when it starts a streaming query.
