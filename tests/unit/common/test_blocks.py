@@ -121,6 +121,18 @@ def test_decoded_block_keeps_nothing_of_the_stored_form() -> None:
     assert (block.count, sys.getrefcount(stored)) == (len(ODD), before)
 
 
+def test_block_holds_a_time_and_a_subject_that_all_messages_share_once() -> None:
+    block = block_from(SAME)
+    assert block.compacted().held_bytes == block.stored_bytes
+    block.times_ns, block.subject_ids = np.full(3, 17), np.zeros(3, np.uint32)
+    stored = encode_block(block, 99)
+    for one in (block.compacted(), decode_block(stored)):
+        assert one.held_bytes == block.stored_bytes - 2 * 8 - 2 * 4
+        assert content_of(one) == content_of(block)
+        assert encode_block(one, 99) == stored
+        assert content_of(join_blocks([one, block_from(SAME, 8)])) == SAME + SAME
+
+
 def test_view_of_a_block_copies_no_payload() -> None:
     stored = encode_block(block_from(ODD), 99)
     assert view_block(stored).payload.obj is stored
@@ -132,6 +144,18 @@ def test_view_of_a_block_copies_no_payload() -> None:
 def test_sizes_are_those_of_each_message_on_its_own(content: Content) -> None:
     expected = [message_size(each, len(payload)) for payload, each in content]
     assert columns_from(content).sizes().tolist() == expected
+
+
+@given(contents, st.booleans(), st.data())
+def test_sizes_at_positions_are_those_of_all_messages(
+    content: Content, cells: bool, data: st.DataObject
+) -> None:
+    columns = columns_from(content)
+    if cells:
+        columns = columns.in_cells()
+    chosen = data.draw(st.lists(st.integers(0, columns.count - 1)))
+    positions = np.array(chosen, np.intp)
+    assert columns.sizes_at(positions).tolist() == columns.sizes()[positions].tolist()
 
 
 @given(contents, st.data())

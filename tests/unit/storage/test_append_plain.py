@@ -36,7 +36,7 @@ def vars_of(block: append.Block) -> object:
         block.times_ns.tolist(),
         block.subject_ids.tolist(),
         block.columns,
-        block.sizes().tolist(),
+        block.columns.sizes().tolist(),
     )
 
 

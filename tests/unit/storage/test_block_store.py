@@ -72,6 +72,22 @@ def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     assert store.load(SHARD, 1).message(0, "a").payload == b""
 
 
+def test_cache_counts_what_its_blocks_take() -> None:
+    count = 1_000
+    one_time = block_of(1, *[b"x"] * count)
+    one_time.times_ns = np.zeros(count, np.int64)
+    # A message takes its payload and 4 bytes for its end; all share their time and subject.
+    store = BlockStore(HeldSource(), cache_bytes=2 * (5 * count + 1_000))
+    for shard in (SHARD, SHARD + 1, SHARD + 2):
+        store.add(shard, one_time)
+        store.written(shard, one_time)
+        assert store.recall(shard, 1) is not None
+    assert store.recall(SHARD, 1) is None
+    assert store.recall(SHARD + 1, 1) is not None
+    store.written(SHARD + 2, block_of(1, *[b"x"] * count))  # each at another time
+    assert store.recall(SHARD + 1, 1) is None
+
+
 def test_block_of_a_dropped_shard_is_not_cached_when_it_is_written() -> None:
     """The jobs of a shard that was dropped are still written, and nothing reads its blocks."""
     store = BlockStore(HeldSource())

@@ -142,7 +142,7 @@ def test_ttl_below_that_of_markers_is_raised_in_the_message_too(
     assert headers_of(rig, 1) == stored
     assert headers_of(rig, 2) is None
     assert sorted(rig.deadline_rows()) == [(START_NS + 90 * S, 1), (START_NS + 91 * S, 3)]
-    assert rig.machine.counters.bytes == sum(sum(each.sizes()) for each in rig.shelf.blocks)
+    assert rig.machine.counters.bytes == sum(sum(each.columns.sizes()) for each in rig.shelf.blocks)
 
 
 def test_ttl_is_not_raised_where_a_subject_has_one_message() -> None:

@@ -100,7 +100,7 @@ class Applied:
         stored: list[object] = []
         for _, block in writes.blocks:
             self.shelf.add(block)
-            stored += [encode_block(block, self.index), block.sizes().tolist()]
+            stored += [encode_block(block, self.index), block.columns.sizes().tolist()]
         return results, [*writes.rows, *stored, writes.trimmed, writes.reached]
 
 

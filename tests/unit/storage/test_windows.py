@@ -81,7 +81,7 @@ def test_row_holds_number_and_size_of_each_message(
             if found.base_seq <= seq < found.end_seq:
                 own = seq - found.base_seq
                 assert found.subject_ids[own] == block.subject_ids[at]
-                assert found.sizes[own] == block.sizes()[at]
+                assert found.sizes[own] == block.columns.sizes()[at]
     assert len(row) <= 10 + 8 * WINDOW
 
 

@@ -19,3 +19,21 @@ def distinct(values: NDArray[_T]) -> NDArray[_T]:
     first = np.ones(len(ascending), np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
     return ascending[first]
+
+
+def compact(values: NDArray[_T]) -> NDArray[_T]:
+    """Return ``values`` as an array that has only one of them in memory, if all are equal."""
+    if values.size <= 1:
+        return values
+    # Not compared by numpy: above 500 elements it gives up the interpreter's lock, and a thread may
+    # wait for milliseconds to get it back.
+    data = values.tobytes()
+    one = data[: values.itemsize]
+    if data != one * values.size:
+        return values
+    return np.ndarray(values.shape, values.dtype, one, strides=(0,))
+
+
+def spared_bytes(values: NDArray[_T]) -> int:
+    """Return the bytes that :func:`compact` has spared."""
+    return values.nbytes - values.itemsize if values.size and values.strides == (0,) else 0

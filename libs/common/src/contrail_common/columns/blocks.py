@@ -30,7 +30,9 @@ from typing import Final, NamedTuple, Protocol
 import crc32c
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from contrail_common.arrays import compact, spared_bytes
 from contrail_common.columns.header_columns import (
     AnyHeaders,
     HeaderColumns,
@@ -135,6 +137,14 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         sizes = lengths_of(self.offsets)
         return sizes if self.headers is None else sizes + self.headers.sizes()
 
+    def sizes_at(self, positions: NDArray[np.intp]) -> I64Array:
+        """Return those of :meth:`sizes` at ``positions``."""
+        if self.seals is not None:
+            return self.seals.plain_sizes()[positions]
+        offsets = as_u32(self.offsets)
+        sizes = (offsets[positions + 1] - offsets[positions]).astype(np.int64)
+        return sizes if self.headers is None else sizes + self.headers.sizes()[positions]
+
     def size(self) -> int:
         """Return the sum of :meth:`sizes`."""
         if self.seals is not None:
@@ -234,13 +244,6 @@ class Block(msgspec.Struct, eq=False):
     times_ns: I64Array
     subject_ids: U32Array
     columns: MessageColumns
-    _sizes: I64Array | None = None
-
-    def sizes(self) -> I64Array:
-        """Return each message's bytes for limits."""
-        if self._sizes is None:
-            self._sizes = self.columns.sizes()
-        return self._sizes
 
     @property
     def count(self) -> int:
@@ -263,6 +266,16 @@ class Block(msgspec.Struct, eq=False):
         if columns.seals is not None:
             size += len(columns.seals.keys) + len(columns.seals.sizes)
         return size
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the columns in memory."""
+        return self.stored_bytes - spared_bytes(self.times_ns) - spared_bytes(self.subject_ids)
+
+    def compacted(self) -> "Block":
+        """Return the block with one time, or one subject number, where all are equal."""
+        times_ns, subject_ids = compact(self.times_ns), compact(self.subject_ids)
+        return Block(self.base_seq, times_ns, subject_ids, self.columns)
 
     def message(self, position: int, subject: str) -> StoredMessage:
         """Return the message at ``position``. The caller looks up the ``subject``.
@@ -496,8 +509,8 @@ def _decode_body(body: _Body) -> Block:
     offsets_at = sids_at + 4 * count
     position = offsets_at + 4 * (count + 1)
     # Copy the columns: a view would keep the whole stored form in memory with the block.
-    times = np.frombuffer(bytes(view[:sids_at]), np.int64)
-    subject_ids = np.frombuffer(bytes(view[sids_at:offsets_at]), np.uint32)
+    times = compact(np.frombuffer(bytes(view[:sids_at]), np.int64))
+    subject_ids = compact(np.frombuffer(bytes(view[sids_at:offsets_at]), np.uint32))
     offsets = bytes(view[offsets_at:position])
     headers = None
     if flags & _FLAGS_HEADERS:

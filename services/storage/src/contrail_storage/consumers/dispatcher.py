@@ -341,7 +341,7 @@ class Dispatcher:
             if message is None:
                 continue  # the message is being erased, and will leave the pending ones
             selected = Selected(seq, message, pending.attempts + 1)
-            if batch.take(selected, int(block.sizes()[position])):
+            if batch.take(selected):
                 self.in_flight.add(seq)
             else:
                 self.consumer.pending.note([seq])
@@ -434,7 +434,6 @@ class Dispatcher:
     def _take_each(self, batch: Batch, found: Found, capacity: int) -> int | None:
         taken = 0
         base_seq = found.block.base_seq
-        sizes = found.block.sizes()
         for position in found.positions.tolist():
             seq = base_seq + position
             if not self._is_out(seq):
@@ -443,7 +442,7 @@ class Dispatcher:
                     return None
                 message = self.reader.message(self.shard, found.block, position)
                 if message is not None:
-                    if not batch.take(Selected(seq, message, 1), int(sizes[position])):
+                    if not batch.take(Selected(seq, message, 1)):
                         return None
                     self.in_flight.add(seq)
                     self._top_seq = max(self._top_seq, seq)

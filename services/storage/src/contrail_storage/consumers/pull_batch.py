@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
-from contrail_common.columns.blocks import Block, MessageColumns, columns_of
+from contrail_common.columns.blocks import Block, MessageColumns, columns_of, message_size
 from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliveries
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, Headers, StoredMessage
@@ -86,10 +86,11 @@ class Batch:
         """Whether to take ``count`` messages that were found in columns: also if they are many."""
         return self.in_columns or (count >= _MANY and not self.selected)
 
-    def take(self, item: Selected, size: int) -> bool:
-        """Add ``item`` of ``size`` bytes if it fits; otherwise the batch is full."""
+    def take(self, item: Selected) -> bool:
+        """Add ``item`` if it fits; otherwise the batch is full."""
         if self.full:
             return False
+        size = message_size(item.message.headers, len(item.message.payload))
         first = not self.seqs
         if size > self._bytes_left and (not first or self._strict):
             self.too_large = size if first else 0
@@ -108,7 +109,7 @@ class Batch:
         wanted = positions[: self.left]
         if not len(wanted):
             return []
-        sizes = block.sizes()[wanted]
+        sizes = block.columns.sizes_at(wanted)
         ends = np.cumsum(sizes)
         taken = len(wanted)
         if ends[-1] > self._bytes_left:

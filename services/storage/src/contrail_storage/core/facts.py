@@ -42,7 +42,8 @@ class MessageFacts(SubjectFacts, eq=False):
 
 def facts_of(block: Block) -> MessageFacts:
     """The facts of a block's messages."""
-    return MessageFacts(block.base_seq, block.subject_ids, block.sizes(), block.times_ns)
+    sizes = block.columns.sizes()
+    return MessageFacts(block.base_seq, block.subject_ids, sizes, block.times_ns)
 
 
 class FactsPort(Protocol):

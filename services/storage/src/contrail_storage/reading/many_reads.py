@@ -210,7 +210,7 @@ class ManyReader:
         gone = self._reader.opener.gone(block.columns)
         if gone is not None:
             at, within = at[~gone[within]], within[~gone[within]]
-        fitting = asked.room.take(block.sizes()[within])
+        fitting = asked.room.take(block.columns.sizes_at(within))
         asked.many.left_out += at[fitting:].tolist()
         positions = at[:fitting].tolist()
         numbers = block.subject_ids[within[:fitting]].tolist()

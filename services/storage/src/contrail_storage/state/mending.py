@@ -196,7 +196,7 @@ class Mending:
         Windows without a row are not compared: they are new, or are damaged too.
         """
         strange = np.zeros(block.count, np.bool_)
-        sizes, end_seq = block.sizes(), block.last_seq + 1
+        sizes, end_seq = block.columns.sizes(), block.last_seq + 1
         for window in range(block.base_seq >> WINDOW_BITS, (end_seq - 1 >> WINDOW_BITS) + 1):
             facts = read_rows(self._blocks, shard_id, window, window + 1)
             if facts is None:

@@ -35,9 +35,8 @@ from contrail_storage.store.rocks_store import StoreCorruptError
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
-# Bytes of a cached block and of a message in addition to the columns, so that tiny ones count too.
+# Bytes of a cached block in addition to its columns, so that tiny ones count too.
 _CACHED_OVERHEAD: Final = 512
-_CACHED_EACH: Final = 8
 # Below this number of dropped blocks, the columns are not cut: each cut copies what is left.
 _COMPACT_FROM: Final = 1_024
 
@@ -365,7 +364,7 @@ class BlockStore:
             del self._unwritten[shard_id, block.base_seq]
         # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
         if shard_id in self.directories:
-            self._remember((shard_id, block.base_seq), block, replace=True)
+            self._remember((shard_id, block.base_seq), block.compacted(), replace=True)
 
     def overlay(self, shard_id: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
@@ -577,7 +576,7 @@ class BlockStore:
             return cached[0]
 
     def _remember(self, key: tuple[int, int], block: Block, replace: bool) -> None:
-        size = block.stored_bytes + _CACHED_OVERHEAD + _CACHED_EACH * block.count
+        size = block.held_bytes + _CACHED_OVERHEAD
         with self._lock:
             if not replace and (key in self._cache or key in self._unwritten):
                 return  # merged while it was read: the block that is there has more messages

@@ -74,7 +74,7 @@ def facts_of_blocks(base_seq: int, end_seq: int, blocks: Iterable[Block]) -> Sub
         low, high = max(block.base_seq, base_seq), min(block.last_seq + 1, end_seq)
         if low < high:
             own = slice(low - block.base_seq, high - block.base_seq)
-            parts.append((low - base_seq, block.subject_ids[own], block.sizes()[own]))
+            parts.append((low - base_seq, block.subject_ids[own], block.columns.sizes()[own]))
             covered += high - low
     if covered == end_seq - base_seq > 0:
         sids = np.concatenate([part[1] for part in parts])

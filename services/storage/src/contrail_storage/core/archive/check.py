@@ -313,7 +313,7 @@ class _Blocks:
         _need(int(block.subject_ids.max()) < header.next_subject, "the subject of a message")
         live = self._deleted.live_mask(block.base_seq, block.count)
         at = np.arange(block.count) if live is None else np.flatnonzero(live)
-        self._bytes += int(block.sizes()[at].sum())
+        self._bytes += int(block.columns.sizes_at(at).sum())
         self._count(block.subject_ids[at].astype(np.int64), at + block.base_seq)
 
     def _pass_gap(self, seq: int, what: str) -> None:

@@ -209,7 +209,7 @@ def _store(
         times_ns = np.full(count, step.now_ns, np.int64)
     state.fresh.append(MessageFacts(first_seq, sids, sizes, times_ns))
     _count(state, step, count, count, size, columns.payload)
-    return Block(first_seq, times_ns, sids, columns, sizes)
+    return Block(first_seq, times_ns, sids, columns)
 
 
 def _store_wanted(
@@ -243,7 +243,7 @@ def _store_wanted(
         stored = strip_dead_columns(columns.slice(start, stop), within)
         times_ns = np.full(stop - start, step.now_ns, np.int64)
         block = Block(first_seq + start, times_ns, sids, stored)
-        state.fresh.append(MessageFacts(block.base_seq, sids, block.sizes(), times_ns))
+        state.fresh.append(MessageFacts(block.base_seq, sids, stored.sizes(), times_ns))
         payload = stored.payload
     size = int(sizes[positions].sum())
     _count(state, step, count, len(positions), size, payload)

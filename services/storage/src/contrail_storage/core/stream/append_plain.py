@@ -79,7 +79,7 @@ def append_plain(
     if hashes is not None:
         counters.last_id = hashes.ids[-ID_BYTES:]
         _remember(state, step, hashes, seq)
-    return Block(seq, times_ns, sids, columns, sizes)
+    return Block(seq, times_ns, sids, columns)
 
 
 def _remember(state: ShardState, step: Step, hashes: IdHashes, first_seq: int) -> None:
