@@ -28,6 +28,7 @@ from contrail_link.contract.publish import PublishAck, PublishContent, PublishOu
 from contrail_link.contract.read import (
     Chunk,
     LastRequest,
+    Peeked,
     Pieces,
     RangeRequest,
     RangeResult,
@@ -80,6 +81,8 @@ class LinkDouble:
         self.reads_made = 0
         self.in_memory = False
         """Whether reads need no wait."""
+        self.disk: list[asyncio.Future[None]] | None = None
+        """When a list: reads wait in it, in memory or not, until a test ends them."""
         self.headers = {"N": ["v"]}
         self.payload = b""
         """Of all messages, unless it is empty."""
@@ -150,7 +153,10 @@ class LinkDouble:
     def _message(self, seq: int) -> StoredMessage:
         return StoredMessage(seq, "a.b", 1, self.headers, self.payload or b"m%d" % seq)
 
-    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+    def peek_message(self, stream: str, seq: int) -> Peeked:
+        if self.disk is not None:
+            self.disk.append(asyncio.get_running_loop().create_future())
+            return self.disk[-1]
         return self._message(seq) if self.in_memory and seq <= 9 else None
 
     def peek_last(self, stream: str, subject: str) -> StoredMessage | None:

@@ -85,6 +85,27 @@ def test_message_in_memory_is_x() -> None:
     connected(scenario)
 
 
+@each(
+    ("in_memory", "away_again", "reads_made"),
+    [(True, False, 0), (False, False, 1), (True, True, 1)],
+)
+def test_message_on_the_disk_is_answered_once_it_is_read(
+    in_memory: bool, away_again: bool, reads_made: int
+) -> None:
+    async def scenario(edge: Edge, streams: Streams) -> None:
+        reader, writer = streams
+        edge.link.disk = reads = []
+        writer.write(get(GET + "7"))
+        await wait_until(lambda: len(reads) == 1)
+        edge.link.in_memory = in_memory
+        edge.link.disk = reads if away_again else None
+        reads[0].set_result(None)
+        assert (await answer(reader)).endswith(b"m7")
+        assert edge.link.reads_made == reads_made
+
+    connected(scenario)
+
+
 def test_pipelined_reads_are_answered_in_order() -> None:
     async def scenario(edge: Edge, streams: Streams) -> None:
         reader, writer = streams

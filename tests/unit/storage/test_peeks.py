@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from contrail_common.model import PublishMessage, StreamConfig
+from contrail_common.model import PublishMessage, StoredMessage, StreamConfig
 from contrail_link.publishing import publish
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
@@ -13,16 +13,26 @@ from tests.unit.storage.test_node import PAYLOAD, play
 from tests.unit.storage.test_node import publish as publish_payloads
 
 
-def test_message_in_memory_is_read_at_once_and_one_on_the_disk_is_not(tmp_path: Path) -> None:
+def test_message_in_memory_is_read_at_once_and_one_on_the_disk_once_it_is_read(
+    tmp_path: Path,
+) -> None:
     async def scene(_: StorageNode, link: LocalLink) -> None:
         await publish_payloads(link, 1_000)  # more than a block
         assert link.peek_message("S", 500) == await link.get_message("S", 500)
         assert link.peek_last("S", "a") == await link.get_message("S", 1_000)
 
     async def later(node: StorageNode, link: LocalLink) -> None:
-        assert link.peek_message("S", 500) is None
-        assert (await link.get_message("S", 500)).payload == PAYLOAD
-        assert link.peek_message("S", 500) == await link.get_message("S", 500)
+        read = link.peek_message("S", 500)
+        assert isinstance(read, asyncio.Future)
+        await read
+        found = link.peek_message("S", 500)
+        assert found == await link.get_message("S", 500)
+        assert isinstance(found, StoredMessage)
+        assert found.payload == PAYLOAD
+        read = link.peek_last("S", "a")
+        assert isinstance(read, asyncio.Future)
+        await read
+        assert link.peek_last("S", "a") == await link.get_message("S", 1_000)
 
     play(tmp_path, scene)
     play(tmp_path, later)

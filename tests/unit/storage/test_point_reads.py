@@ -165,3 +165,17 @@ async def test_reader_that_leaves_takes_nothing_from_the_others() -> None:
     source.gate.set()
     assert payload_of(await staying) == b"1"
     assert leaving.cancelled() or await asyncio.gather(leaving, return_exceptions=True)
+
+
+@pytest.mark.parametrize("readable", [True, False])
+@on_a_loop
+async def test_end_of_a_read_is_reported_whatever_became_of_it(readable: bool) -> None:
+    source = TurnSource(1)
+    source.failed = not readable
+    store = BlockStore(source)
+    points = PointReads(store)
+    read, left = points.read(SHARD, 1), points.read(SHARD, 1)
+    left.cancel()
+    await read
+    assert (store.recall(SHARD, 1) is not None) == readable
+    assert len(source.turns) == 1

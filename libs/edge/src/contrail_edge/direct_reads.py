@@ -11,7 +11,9 @@ from contrail_common.errors import ApiError
 from contrail_edge.http.requests import CLIENT_GONE_STATUS, ClientGoneError, Request
 from contrail_edge.http.responses import Response
 from contrail_edge.routing import ReadHandler, Reply
+from contrail_link.contract.read import DiskRead
 
+PeekedAnswer = Response | DiskRead | None
 _log = structlog.get_logger(__name__)
 
 
@@ -46,21 +48,32 @@ class DirectTask:
 
 
 class DirectRead(DirectTask):
-    """Answers a read at once if ``peek`` can, otherwise by the route's handler in a task.
+    """Answers a read without a task if ``peek`` can, otherwise by the route's handler.
 
-    ``peek`` returns None whenever it is not sure of the handler's answer.
+    ``peek`` returns None whenever it is not sure of the handler's answer. If it lacks nothing but a
+    block on the disk, it returns the read of that, and is called again when it has ended.
     """
 
     __slots__ = ("_peek",)
 
-    def __init__(self, handler: ReadHandler, peek: Callable[[Request], Response | None]) -> None:
+    def __init__(self, handler: ReadHandler, peek: Callable[[Request], PeekedAnswer]) -> None:
         super().__init__(lambda request, _: handler(request))
         self._peek = peek
 
     def __call__(self, request: Request, body: bytes, reply: Reply) -> None:
-        """Answer now, or start the task."""
+        """Answer now, or wait for the disk, or start the task."""
         answer = self._peek(request)
-        if answer is None:
+        if isinstance(answer, Response):
+            reply(answer)
+        elif answer is None:
             super().__call__(request, body, reply)
         else:
+            answer.add_done_callback(lambda _: self._answer_read(request, body, reply))
+
+    def _answer_read(self, request: Request, body: bytes, reply: Reply) -> None:
+        answer = self._peek(request)
+        if isinstance(answer, Response):
             reply(answer)
+        else:
+            # It was not read, or has left the memory again. Waiting once more might never end.
+            super().__call__(request, body, reply)

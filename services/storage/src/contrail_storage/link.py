@@ -30,6 +30,7 @@ from contrail_link.contract.read import (
     LastRequest,
     ManyRequest,
     ManyResult,
+    Peeked,
     Pieces,
     PinnedReplay,
     RangeRequest,
@@ -268,13 +269,13 @@ class LocalLink:
         shard = stream.shards[0]
         return None if shard.damaged else shard
 
-    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
-        """One message, if it is in memory."""
+    def peek_message(self, stream: str, seq: int) -> Peeked:
+        """One message, if it is in memory, or the read that brings it there."""
         shard = self._peekable(stream)
         return None if shard is None else self._node.reader.peek(shard, seq)
 
-    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
-        """The newest message of a subject, if it is in memory."""
+    def peek_last(self, stream: str, subject: str) -> Peeked:
+        """The newest message of a subject, if it is in memory, or the read that brings it there."""
         shard = self._peekable(stream)
         return None if shard is None else self._last_reader.peek(shard, subject)
 

@@ -1,7 +1,7 @@
 """Reads of messages: one, a range, the last of each subject, and bulk replays."""
 
-from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -13,6 +13,18 @@ Chunk = bytes | memoryview
 """A part of a streamed body."""
 Pieces = tuple[Chunk, ...]
 """A chunk in consecutive pieces, to avoid a copy."""
+
+
+class DiskRead(Protocol):
+    """A read of the disk that has begun."""
+
+    def add_done_callback(self, done: Callable[[Any], object], /) -> None:
+        """Call ``done`` when the read has ended, whatever has become of it."""
+        ...
+
+
+Peeked = StoredMessage | DiskRead | None
+"""A message, a read after which to ask again, or None; see `ReadLink.peek_message`."""
 
 
 def pieces_of(chunk: Chunk | Pieces) -> Pieces:
@@ -222,15 +234,17 @@ class ReadLink(Protocol):
         """
         ...
 
-    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+    def peek_message(self, stream: str, seq: int) -> Peeked:
         """Return what :meth:`get_message` would, if it is known at once; never raises.
 
-        None if anything has to be waited for, asked elsewhere, decrypted or refused: then
-        :meth:`get_message` has the answer. So it is in another process, and in a cluster.
+        If only the disk has to be read, that begins: ask again when the read has ended.
+
+        None if anything has to be asked elsewhere, decrypted or refused: then :meth:`get_message`
+        has the answer. So it is in another process, and in a cluster.
         """
         ...
 
-    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+    def peek_last(self, stream: str, subject: str) -> Peeked:
         """As :meth:`peek_message`, for the newest message of a literal subject."""
         ...
 

@@ -9,13 +9,13 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage, StoredMessage
+from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_link.contract.cluster import NodeView
 from contrail_link.contract.publish import PublishContent, PublishOutcome
-from contrail_link.contract.read import ReplicaPosition
+from contrail_link.contract.read import Peeked, ReplicaPosition
 from contrail_link.contract.remote import Goal
 from contrail_link.contract.streams import Page
 from contrail_link.routed.leaders import Node
@@ -94,11 +94,11 @@ class RoutedLink:
         """Store each message where its subject goes; each node gets its messages together."""
         self._publisher.publish_each_then(messages, done)
 
-    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+    def peek_message(self, stream: str, seq: int) -> Peeked:
         """Return None: the leader has to be found and asked."""
         return None
 
-    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+    def peek_last(self, stream: str, subject: str) -> Peeked:
         """Return None: the leader has to be found and asked."""
         return None
 

@@ -13,11 +13,12 @@ import msgspec
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import PublishMessage, StoredMessage
+from contrail_common.model import PublishMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract import StorageLink
 from contrail_link.contract.consume import AckItem, PullRequest, PullResult
 from contrail_link.contract.publish import PublishContent, PublishOutcome, is_repeatable
+from contrail_link.contract.read import Peeked
 from contrail_link.contract.remote import OnLoss
 from contrail_link.tcp import methods
 from contrail_link.tcp.channel import Address, Channel, Late, LinkLostError, Locate
@@ -108,11 +109,11 @@ class RemoteLink:
         except ApiError as error:
             caller.failed(error)
 
-    def peek_message(self, stream: str, seq: int) -> StoredMessage | None:
+    def peek_message(self, stream: str, seq: int) -> Peeked:
         """Return None: storage has to be asked."""
         return None
 
-    def peek_last(self, stream: str, subject: str) -> StoredMessage | None:
+    def peek_last(self, stream: str, subject: str) -> Peeked:
         """Return None: storage has to be asked."""
         return None
 

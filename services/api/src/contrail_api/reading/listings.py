@@ -22,7 +22,7 @@ from contrail_api.reading.parameters import (
 from contrail_common import errors
 from contrail_common.model import StoredMessage
 from contrail_common.timeunits import INT64_MAX
-from contrail_edge.direct_reads import DirectRead
+from contrail_edge.direct_reads import DirectRead, PeekedAnswer
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Answer, Header, Response, json_response
@@ -270,14 +270,16 @@ class Listings:
             )
         return _last_page(asked.stream, found, token, position, base64=base64)
 
-    def _peek_last(self, request: Request) -> Response | None:
-        """Return the answer of :meth:`last` about one subject, if it is a message in memory."""
+    def _peek_last(self, request: Request) -> PeekedAnswer:
+        """Return the answer of :meth:`last` about one subject, as far as the link knows it."""
         subject = _ONLY_SUBJECT.fullmatch(request.query_string)
         if subject is None:
             return None
         stream = request.path_values["stream"]
-        stored = self._link.peek_last(stream, subject[1].decode())
-        return None if stored is None else _last_page(stream, [stored], None, [], base64=False)
+        peeked = self._link.peek_last(stream, subject[1].decode())
+        if not isinstance(peeked, StoredMessage):
+            return peeked
+        return _last_page(stream, [peeked], None, [], base64=False)
 
     async def subjects(self, request: Request) -> Answer:
         """Return subjects and their number of messages."""

@@ -18,7 +18,7 @@ from contrail_api.reading.parameters import (
 )
 from contrail_common import errors
 from contrail_common.model import StoredMessage
-from contrail_edge.direct_reads import DirectRead
+from contrail_edge.direct_reads import DirectRead, PeekedAnswer
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Answer, Header, Response, json_response, no_content
 from contrail_edge.inputs.messages import Message, message_json
@@ -127,13 +127,13 @@ class OneMessage:
         stream, _, stored, position = await self._one(request)
         return _raw(stream, stored, position)
 
-    def _peek(self, request: Request) -> Response | None:
-        """Return the answer of :meth:`get` without parameters, if it is a message in memory."""
+    def _peek(self, request: Request) -> PeekedAnswer:
+        """Return the answer of :meth:`get` without parameters, as far as the link knows it."""
         if request.query_string or names_json(request.headers.get(b"accept")):
             return None
         stream = request.path_values["stream"]
-        stored = self._link.peek_message(stream, path_seq(request))
-        return None if stored is None else _raw(stream, stored, [])
+        peeked = self._link.peek_message(stream, path_seq(request))
+        return _raw(stream, peeked, []) if isinstance(peeked, StoredMessage) else peeked
 
     async def get_json(self, request: Request) -> Response:
         """Return one message as JSON, whatever the request accepts."""

@@ -27,7 +27,7 @@ from contrail_common.model import StoredMessage
 from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
-from contrail_link.contract.read import LastRequest
+from contrail_link.contract.read import LastRequest, Peeked
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.reading.page_tokens import decode_state, encode_state
@@ -122,11 +122,11 @@ class LastReader:
             search.take(block, positions, 0)
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
-    def peek(self, shard: Shard, subject: str) -> StoredMessage | None:
-        """Return the newest message of a literal subject if it is in memory; None otherwise."""
+    def peek(self, shard: Shard, subject: str) -> Peeked:
+        """As `Reader.peek`, for the newest message of a literal subject."""
         table = shard.machine.subjects
         sid = table.ids.get(subject)
-        return None if sid is None else self._reader.peek(shard, table.last_of(sid))
+        return None if sid is None else self._reader.peek(shard, table.last_of(sid), subject)
 
     async def _newest(self, shard: Shard, request: LastRequest) -> list[StoredMessage] | None:
         """Return the last message of a literal subject by the table; None if a search is needed.

@@ -6,6 +6,8 @@ at once; under load, many reads share a turn.
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -15,7 +17,8 @@ from contrail_storage.store.block_store import BlockStore
 TURN_BLOCKS: Final = 32
 """Blocks of one turn: a few MiB at most, so that no request waits long for others."""
 
-_Waiters = list[asyncio.Future[Block]]
+_Found = Block | Exception
+_Waiters = list[Callable[[_Found], None]]
 
 
 class PointReads:
@@ -33,12 +36,20 @@ class PointReads:
 
         Raises one of UNREADABLE, or the store's error.
         """
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Block] = loop.create_future()
+        found: asyncio.Future[Block] = asyncio.get_running_loop().create_future()
+        self._ask(shard, base_seq, partial(_settle, found))
+        return await found
+
+    def read(self, shard: int, base_seq: int) -> asyncio.Future[None]:
+        """As :meth:`block`, but the result only says that the block was read, or cannot be."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ask(shard, base_seq, lambda _: _end(done))
+        return done
+
+    def _ask(self, shard: int, base_seq: int, waiter: Callable[[_Found], None]) -> None:
         self._asked.setdefault(shard, {}).setdefault(base_seq, []).append(waiter)
         if self._turns is None:
-            self._turns = loop.create_task(self._read_all())
-        return await waiter
+            self._turns = asyncio.get_running_loop().create_task(self._read_all())
 
     async def _read_all(self) -> None:
         loop = asyncio.get_running_loop()
@@ -46,7 +57,7 @@ class PointReads:
             while self._asked:
                 shard = next(iter(self._asked))
                 bases = list(islice(self._asked[shard], TURN_BLOCKS))
-                found: list[Block | Exception]
+                found: list[_Found]
                 try:
                     times = self._blocks.directory(shard).last_times_ns(bases)
                     load = self._blocks.load_each
@@ -55,18 +66,23 @@ class PointReads:
                     found = [error] * len(bases)
                 waiting = self._asked.pop(shard)
                 for base_seq, one in zip(bases, found, strict=True):
-                    _settle(waiting.pop(base_seq), one)
+                    for waiter in waiting.pop(base_seq):
+                        waiter(one)
                 if waiting:
                     self._asked[shard] = waiting  # after the other shards
         finally:
             self._turns = None
 
 
-def _settle(waiters: _Waiters, found: Block | Exception) -> None:
-    for waiter in waiters:
-        if waiter.done():
-            continue  # the caller has stopped waiting
-        if isinstance(found, Exception):
-            waiter.set_exception(found)
-        else:
-            waiter.set_result(found)
+def _settle(waiter: asyncio.Future[Block], found: _Found) -> None:
+    if waiter.done():
+        return  # the caller has stopped waiting
+    if isinstance(found, Exception):
+        waiter.set_exception(found)
+    else:
+        waiter.set_result(found)
+
+
+def _end(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -16,7 +16,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
-from contrail_link.contract.read import DeletedRanges, RangeRequest, RangeResult
+from contrail_link.contract.read import DeletedRanges, Peeked, RangeRequest, RangeResult
 from contrail_storage.core.facts import SubjectFacts
 from contrail_storage.core.stream.recent_removals import RemovalMemory
 from contrail_storage.core.subjects.filters import SubjectFilter, SubjectLookup, lookup_of_slots
@@ -241,19 +241,26 @@ class Reader:
                     return message
         raise ApiError(errors.MESSAGE_NOT_FOUND, f"no message with sequence {seq}")
 
-    def peek(self, shard: Shard, seq: int) -> StoredMessage | None:
-        """Return one message if it is in memory, and in plain; None otherwise."""
+    def peek(self, shard: Shard, seq: int, subject: str = "") -> Peeked:
+        """Return one message if it is in memory, and in plain; a read if it is on the disk.
+
+        None otherwise. ``subject`` is that of the message, if the caller knows it.
+        """
         machine = shard.machine
         if seq > shard.applied_seq or not machine.is_live(seq):
             return None
         directory = self._blocks.directory(machine.shard_id)
         at = directory.position(seq)
-        base_seq = directory.base_seq(at) if at < len(directory) else seq + 1
-        block = self._blocks.recall(machine.shard_id, base_seq) if base_seq <= seq else None
-        if block is None or block.columns.seals is not None:
+        if at == len(directory) or (base_seq := directory.base_seq(at)) > seq:
+            return None
+        block = self._blocks.recall(machine.shard_id, base_seq)
+        if block is None:
+            return self._points.read(machine.shard_id, base_seq)
+        if block.columns.seals is not None:
             return None
         position = seq - base_seq
-        return block.message(position, machine.subjects.name(int(block.subject_ids[position])))
+        name = subject or machine.subjects.name(int(block.subject_ids[position]))
+        return block.message(position, name)
 
     async def last_match(
         self, shard: Shard, subject_filter: SubjectFilter, up_to_seq: int = INT64_MAX
