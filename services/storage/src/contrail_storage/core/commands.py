@@ -68,17 +68,18 @@ class Append(msgspec.Struct, tag=19, array_like=True):
         return (
             self.columns.is_sound()
             and len(self.subject_index) == 4 * count
-            and self._last_subject(count) < len(self.subjects)
+            and self._has_subjects(count)
             and (self.ids is None or len(self.ids) == ID_BYTES * count)
             and (not self.rollups or self._rollups_are_sound(count))
             and (not self.ttls or self._ttls_are_sound(count))
         )
 
-    def _last_subject(self, count: int) -> int:
+    def _has_subjects(self, count: int) -> bool:
         # Most commands have one message, and an array of one costs many times more.
         if count == 1:
-            return int.from_bytes(self.subject_index, "little")
-        return int(np.frombuffer(self.subject_index, np.uint32).max())
+            return int.from_bytes(self.subject_index, "little") < len(self.subjects)
+        index = np.frombuffer(self.subject_index, np.uint32)
+        return not np.count_nonzero(index >= len(self.subjects))
 
     def _rollups_are_sound(self, count: int) -> bool:
         rollups = (self.rollups or {}).items()

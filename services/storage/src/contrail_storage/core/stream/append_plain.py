@@ -14,7 +14,7 @@ import numpy as np
 from contrail_common.columns.blocks import Block
 from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
 from contrail_common.model import StreamConfig
-from contrail_common.texts import U32Array
+from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append
 from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts
@@ -49,9 +49,15 @@ def append_plain(
     ):
         return None
     count = columns.count
-    size = _size_of_one(command) if count == 1 else _size_of_several(command)
-    if size is None:
-        return None
+    if count == 1:
+        counts, size = None, _size_of_one(command)
+        if size is None:
+            return None
+    else:
+        counts = _counts_of_several(command)
+        if counts is None:
+            return None
+        size = columns.size()
     sizes = np.frombuffer(_I64.pack(size), np.int64) if count == 1 else columns.sizes()
     if config.max_msg_size >= 0 or config.max_bytes >= 0:
         largest = size if count == 1 else int(sizes.max())
@@ -67,7 +73,7 @@ def append_plain(
             return None
     counters, now_ns = state.counters, step.now_ns
     seq = counters.last_seq + 1
-    sids = _number(state, step, command)
+    sids = _number(state, step, command, counts)
     times_ns = np.frombuffer(_I64.pack(now_ns) * count, np.int64)
     state.fresh.append(MessageFacts(seq, sids, sizes, times_ns))
     counters.last_seq += count
@@ -93,30 +99,29 @@ def _remember(state: ShardState, step: Step, hashes: IdHashes, first_seq: int) -
         state.dedupe.add(hashes.at(positions), first_seq + positions, step)
 
 
-def _number(state: ShardState, step: Step, command: Append) -> U32Array:
-    """Count the messages by subject; return the subject number of each."""
+def _number(state: ShardState, step: Step, command: Append, counts: I64Array | None) -> U32Array:
+    """Count the messages by subject (``counts``); return the subject number of each."""
     table, first_seq, count = state.subjects, state.counters.last_seq + 1, command.columns.count
-    if len(command.subjects) == 1:
+    if counts is None or len(counts) == 1:
         sid = table.add_one(command.subjects[0], first_seq, step, count)
         return np.frombuffer(_U32.pack(sid) * count, np.uint32)
-    numbers = np.array([table.number(subject) for subject in command.subjects], np.uint32)
-    sids = numbers[np.frombuffer(command.subject_index, np.uint32)]
-    table.add_run(sids, first_seq, step)
-    return sids
+    index = np.frombuffer(command.subject_index, np.uint32)
+    return table.add_indexed(command.subjects, index, counts, first_seq, step)[index]
 
 
-def _size_of_several(command: Append) -> int | None:
-    """What the messages count for limits; None if their columns are unsound, or a subject unused.
+def _counts_of_several(command: Append) -> I64Array | None:
+    """Messages by subject; None if their columns are unsound, or a subject is unused or repeated.
 
     A subject without messages must not get a number.
     """
     if not command.is_sound():
         return None
-    if len(command.subjects) > 1:
-        index = np.frombuffer(command.subject_index, np.uint32)
-        if not np.bincount(index, minlength=len(command.subjects)).all():
-            return None
-    return command.columns.size()
+    subjects = command.subjects
+    index = np.frombuffer(command.subject_index, np.uint32)
+    counts = np.bincount(index, minlength=len(subjects))
+    if np.count_nonzero(counts) < len(subjects) or len(set(subjects)) < len(subjects):
+        return None
+    return counts
 
 
 def _size_of_one(command: Append) -> int | None:

@@ -55,6 +55,8 @@ The system adds memory to them only where it is used. When these are nearly full
 twice as many is prepared.
 """
 _LEAP: Final = 256
+_RECENT_CHARS: Final = 2_048
+"""Longer lists of subjects are not remembered with their numbers."""
 _FEW: Final = 32
 """Up to so many subjects are loaded one by one."""
 _DELTA_BYTES_MIN: Final = 1 << 20
@@ -101,12 +103,16 @@ class SubjectTable:
         self._dropped: list[object] = []
         self._unnamed: list[str] = []  # new subjects of this command, whose names have no row yet
         self._layout: Layout | None = None  # the next one, begun for the slots of `numbered`
+        # Subjects of an earlier command, their numbers and slots: a publisher often has the same in
+        # each batch, and finding them one by one takes longer than counting the messages. None
+        # after a subject has gone, or slots have moved.
+        self._recent: tuple[list[str], U32Array, I64Array] | None = None
         self.rounds = 0
         """Number of runs begun so far. A cache by subject number is valid only within one run."""
 
     def _use_names(self, numbered: SubjectNames) -> None:
         self.numbered = self.ids.names = numbered
-        self._layout = None
+        self._layout = self._recent = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -252,6 +258,41 @@ class SubjectTable:
             self._trim()
         return sid
 
+    def add_indexed(
+        self, subjects: list[str], index: U32Array, counts: I64Array, first_seq: int, step: Step
+    ) -> U32Array:
+        """Count messages as :meth:`add_run`, given with the ``index`` of each one's subject.
+
+        ``subjects`` are distinct, and each has at least one of the messages: ``counts``. Returns
+        their numbers. New subjects get theirs now.
+        """
+        numbers, at = self._numbers_and_slots(subjects)
+        seqs = np.arange(first_seq, first_seq + len(index))
+        # Assignment with repeated indexes keeps the last value: see `add_all`.
+        last = np.empty(len(subjects), np.int64)
+        last[index] = seqs
+        fresh = self.counts[at] == 0
+        if np.count_nonzero(fresh):
+            first = np.empty(len(subjects), np.int64)
+            first[index[::-1]] = seqs[::-1]
+            self.first[at[fresh]] = first[fresh]
+        self.last[at] = last
+        self.counts[at] += counts.astype(np.uint32)
+        self._delta(at[last.argsort()], step)
+        if self.size > self._crowded_from:
+            self._trim()
+        return numbers
+
+    def _numbers_and_slots(self, subjects: list[str]) -> tuple[U32Array, I64Array]:
+        recent = self._recent
+        if recent is not None and recent[0] == subjects:
+            return recent[1:]
+        numbers = np.array([self.number(subject) for subject in subjects], np.uint32)
+        slots = self.numbered.slots(numbers)
+        if sum(map(len, subjects)) <= _RECENT_CHARS:
+            self._recent = subjects, numbers, slots
+        return numbers, slots
+
     def add_run(self, sids: U32Array, first_seq: int, step: Step) -> None:
         """Count messages with consecutive sequences from ``first_seq`` on."""
         self.add_all(sids, np.arange(first_seq, first_seq + len(sids)), step)
@@ -372,6 +413,7 @@ class SubjectTable:
         name = self.numbered.texts.at(at)
         assert name is not None
         self.ids.remove(name, sid)
+        self._recent = None
         # The slot stays until the arrays are rebuilt: slots of others must not move meanwhile.
         self._dead += 1
         self._name_rows.note_dead(sid)
