@@ -6,7 +6,7 @@ The rules are JetStream's.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 from contrail_common.subject_tree import SubjectTree
@@ -35,6 +35,14 @@ def subject_problem(subject: str) -> str | None:
     if len(subject) > SUBJECT_BYTES_MAX:  # keep long texts out of the cache
         return f"a subject must not be longer than {SUBJECT_BYTES_MAX} bytes"
     return _short_subject_problem(subject)
+
+
+def any_subject_problem(subjects: Collection[str]) -> bool:
+    """Return True if some of the ``subjects`` cannot be published to."""
+    # Without a call in Python for each: a batch has many, mostly those of the batch before.
+    if max(map(len, subjects), default=0) > SUBJECT_BYTES_MAX:
+        return True
+    return any(map(_short_subject_problem, subjects))
 
 
 @functools.lru_cache(maxsize=65_536)

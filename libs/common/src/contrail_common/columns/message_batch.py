@@ -171,10 +171,11 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
     ttls: dict[int, int] = {}
     count = 0
     for part in parts:
-        expected |= _moved(part.expected, 0, part.count, count) or {}
-        rollups |= _moved(part.rollups, 0, part.count, count) or {}
-        ttls |= _moved(part.ttls, 0, part.count, count) or {}
-        count += part.count
+        if part.expected or part.rollups or part.ttls:
+            expected |= _moved(part.expected, 0, part.count, count) or {}
+            rollups |= _moved(part.rollups, 0, part.count, count) or {}
+            ttls |= _moved(part.ttls, 0, part.count, count) or {}
+        count += part.columns.count
     subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
     ids = None
     if any(part.ids is not None for part in parts):
@@ -195,7 +196,7 @@ def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32A
     """Return the ``subjects`` that ``index`` points to, and the same index into these."""
     used = np.zeros(len(subjects), np.bool_)
     used[index] = True
-    if used.all():
+    if np.count_nonzero(used) == len(used):
         return subjects, index
     numbers = np.cumsum(used, dtype=np.uint32) - np.uint32(1)
     return [subjects[number] for number in np.flatnonzero(used).tolist()], numbers[index]

@@ -18,7 +18,7 @@ from contrail_common.columns.header_columns import (
 )
 from contrail_common.errors import ApiError, ErrorSpec, FieldProblem
 from contrail_common.model import Expected, Headers, PublishMessage, Rollup
-from contrail_common.subjects import filter_problem, subject_problem
+from contrail_common.subjects import any_subject_problem, filter_problem, subject_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
 from contrail_edge.inputs import schema_marks
 from contrail_edge.inputs.json_body import check_nesting, malformed
@@ -185,7 +185,7 @@ def plain_messages(
         if len(payload) > payload_bytes_max:
             return None
         found.append(message)
-    if any(map(subject_problem, {message.subject for message in found})):
+    if any_subject_problem({message.subject for message in found}):
         return None
     return found
 

@@ -51,6 +51,14 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
     """
     if not header:
         return offers[0]
+    best = _cached_best if len(header) <= _CACHED_BYTES_MAX else _best
+    found = best(header, offers)
+    if found is None:
+        raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is available as {', '.join(offers)}")
+    return found
+
+
+def _best(header: bytes, offers: tuple[str, ...]) -> str | None:
     ranges = _accept_ranges(header)
 
     def quality(offer: str) -> float:
@@ -62,9 +70,10 @@ def acceptable(header: bytes | None, offers: tuple[str, ...]) -> str:
 
     # max() keeps the first of equals, which is the server's own preference.
     best = max(offers, key=quality)
-    if quality(best) <= 0:
-        raise ApiError(errors.NOT_ACCEPTABLE, f"this resource is available as {', '.join(offers)}")
-    return best
+    return best if quality(best) > 0 else None
+
+
+_cached_best: Final = functools.lru_cache(maxsize=256)(_best)
 
 
 def accepts_columns(header: bytes | None) -> bool:

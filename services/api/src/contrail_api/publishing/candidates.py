@@ -16,7 +16,7 @@ from contrail_common.columns.header_columns import (
 from contrail_common.columns.message_batch import MessageBatch, index_subjects, join_batches
 from contrail_common.errors import ApiError
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
-from contrail_common.subjects import subject_problem
+from contrail_common.subjects import any_subject_problem
 from contrail_common.texts import Texts
 from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.message_items import (
@@ -108,7 +108,7 @@ def checked_columns(
 ) -> MessageBatch | None:
     """Return messages without headers; None if some are invalid, and must be checked one by one."""
     subjects, index = index_subjects(each_subject)
-    if any(map(subject_problem, subjects)):
+    if any_subject_problem(subjects):
         return None
     if columns.size() > payload_bytes_max and int(columns.sizes().max()) > payload_bytes_max:
         return None

@@ -17,7 +17,7 @@ from contrail_common.columns.header_columns import one_header
 from contrail_common.columns.message_batch import MessageBatch, used_subjects
 from contrail_common.errors import ApiError
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, PublishMessage
-from contrail_common.subjects import subject_problem
+from contrail_common.subjects import any_subject_problem
 from contrail_common.texts import Texts, are_offsets, as_u32, is_utf8
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.steps import Steps
@@ -106,7 +106,7 @@ def _is_plain(batch: MessageBatch, payload_bytes_max: int) -> Steps[bool]:
     if columns.size() > payload_bytes_max and int(columns.sizes().max()) > payload_bytes_max:
         return False
     for start in range(0, len(subjects), _SUBJECTS_TOGETHER):
-        if any(map(subject_problem, subjects[start : start + _SUBJECTS_TOGETHER])):
+        if any_subject_problem(subjects[start : start + _SUBJECTS_TOGETHER]):
             return False
         yield
     if ids is None:
