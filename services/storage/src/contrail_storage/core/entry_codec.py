@@ -71,7 +71,7 @@ def encode_parts(
         at = len(entry)
     _encoder.encode_into(commands, entry, at)
     _HEADER.pack_into(entry, 0, head, 0, time_ns)
-    crc = crc32c(memoryview(entry)[_CHECKED_FROM:], crc)
+    crc = crc32c(memoryview(entry)[_CHECKED_FROM:], crc, gil_release_mode=0)
     entry[_CRC_AT:_CHECKED_FROM] = crc.to_bytes(4, "little")
     # Nobody changes it. A copy of a large entry would take as long as its checksum.
     return entry  # type: ignore[return-value]

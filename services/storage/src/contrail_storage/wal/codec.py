@@ -106,7 +106,8 @@ def batch_header(salt: bytes, number: int, *body: bytes, sealed: bool = False) -
     head = _BATCH.pack(salt, number, sum(map(len, body)), version)
     crc = crc32c(head)
     for part in body:
-        crc = crc32c(part, crc)
+        # Keep the interpreter's lock, as in `blocks`: the event loop would take it meanwhile.
+        crc = crc32c(part, crc, gil_release_mode=0)
     return head + _CRC.pack(crc)
 
 

@@ -80,7 +80,7 @@ def append_plain(
     counters.messages += count
     counters.bytes += size
     counters.last_time_ns = now_ns
-    counters.digest = crc32c.crc32c(columns.payload, counters.digest)
+    counters.digest = crc32c.crc32c(columns.payload, counters.digest, gil_release_mode=0)
     counters.last_id = NO_ID
     if hashes is not None:
         counters.last_id = hashes.ids[-ID_BYTES:]
