@@ -10,6 +10,7 @@ from contrail_storage.core import key_layout as keys
 from contrail_storage.link import LocalLink
 from contrail_storage.node import StorageNode
 from contrail_storage.replica import write_behind
+from tests.unit.storage.cluster_rig import until
 from tests.unit.storage.test_node import PATIENCE_S, PAYLOAD, play, publish, running
 
 NEVER_S = 1_000.0
@@ -63,6 +64,23 @@ def test_block_is_joined_up_to_the_bytes_of_a_block(tmp_path: Path) -> None:
             await publish(link, 60)  # about 60 KB each: two of them fit
         await node.until_written()
         assert bases(node) == [1, 121]
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.usefixtures("held")
+def test_full_batch_does_not_wait(tmp_path: Path) -> None:
+    each = 120  # one block of about 120 KB
+    fitting = write_behind.HOLD_BYTES_MAX // (each * len(PAYLOAD))
+
+    async def scene(node: StorageNode, link: LocalLink) -> None:
+        await node.until_written()
+        for _ in range(fitting):
+            await publish(link, each)
+        assert bases(node) == []
+        await publish(link, each)
+        await until(lambda: bool(bases(node)))
+        assert bases(node) == [1 + each * number for number in range(fitting + 1)]
 
     play(tmp_path, scene)
 

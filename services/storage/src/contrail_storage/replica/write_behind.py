@@ -19,7 +19,9 @@ SOON_S: Final = 0.005
 """About as long as several fsyncs of the log: enough for a batch of `WORTH_BYTES`."""
 WORTH_BYTES: Final = 8 << 10
 """Smaller batches cost more than their entries: a batch costs as much as a whole publish."""
-HOLD_BYTES_MAX: Final = BLOCK_BYTES_MAX
+HOLD_BYTES_MAX: Final = 1 << 20
+"""Each batch wakes the writer's thread and the event loop once, so under load several entries of
+the largest size share one."""
 
 
 class WriteBehind:
