@@ -1,5 +1,7 @@
 """The duplicate window: exact at its edge, bounded, and the same after a restart."""
 
+import asyncio
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import dedupe
 from contrail_storage.core.dedupe import NO_ID, DedupeWindow, IdHashes
 from contrail_storage.core.results import Step, Writes
+from tests.support.slices import assert_no_stall
 from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
 
 WINDOW_NS = 100
@@ -241,3 +245,39 @@ def test_hash_is_present_when_any_bit_of_it_is() -> None:
     low, high = b"\1" + bytes(15), bytes(15) + b"\1"
     assert IdHashes.of(low + NO_ID + high).present().tolist() == [True, False, True]
     assert IdHashes.of(low + high).present().all()
+
+
+@pytest.mark.long
+def test_many_appends_expire_in_a_short_step() -> None:
+    """100,000 single publishes, when the next one comes after a pause; held, and not held."""
+    source, writes, appends = DedupeWindow(SHARD), Writes(), 100_000
+    for number in range(1, appends + 1):
+        run = number, number.to_bytes(8, "little") * 2, number.to_bytes(8, "little")
+        source.restore([run], Step(number, 0, writes))
+    rows = [(row[1], row[2]) for row in writes.rows if row[0] == "put"]
+    for held_from, held in (INT64_MAX, 0), (1, appends):
+        windows = [DedupeWindow(SHARD) for _ in range(3)]  # for three tries
+        for window in windows:
+            window.load(rows)
+
+        expire = partial(_expire_all, windows, appends + WINDOW_NS, held_from, held)
+        asyncio.run(assert_no_stall(expire))
+
+
+async def _expire_all(windows: list[DedupeWindow], now_ns: int, held_from: int, held: int) -> None:
+    window = windows.pop()
+    window.expire(now_ns, WINDOW_NS, Writes(), held_from)
+    assert (len(window.marks), window.held_ids) == (0, held)
+
+
+@pytest.mark.long
+def test_ids_of_many_appends_are_restored_in_a_short_step() -> None:
+    """As many as one record of an archive has."""
+    runs = [(at, hash_of(str(at)), at.to_bytes(8, "little")) for at in range(1, 4_097)]
+
+    async def operation() -> None:
+        window = DedupeWindow(SHARD)
+        window.restore(runs, Step(1, 0, Writes()))
+        assert len(window) == len(runs)
+
+    asyncio.run(assert_no_stall(operation))

@@ -137,7 +137,7 @@ def test_ids_of_the_last_batch_outlive_the_window_and_not_the_next_batch() -> No
     assert put(rig, "p", 1, "x", second=20) == [("duplicate", 0)]
     assert rig.machine.dedupe.held_ids == 0
     assert [key for key in rig.store.rows if key.startswith(keys.DEDUPE)] == [
-        keys.large_key(keys.DEDUPE, SHARD, rig.machine.dedupe.marks[0].entry)
+        keys.large_key(keys.DEDUPE, SHARD, rig.machine.dedupe.marks[0].entries[0])
     ]
 
 

@@ -14,6 +14,8 @@ ack) until the window ends.
 
 import mmap
 import struct
+from array import array
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -52,6 +54,9 @@ bytes.
 _I64: Final = struct.Struct("<q")
 _HELD_TOGETHER: Final = 1_024
 """Held ids that share a mark and a row, if their appends were smaller."""
+_MARKS_TOGETHER: Final = 4_096
+_IDS_TOGETHER: Final = 32_768
+"""Runs and ids that are taken up together: each alone would take ten times as long."""
 
 U64Array = NDArray[np.uint64]
 Number = TypeVar("Number", bound=np.generic)
@@ -214,6 +219,10 @@ class _Segment:
             at, buckets, patterns = at[left], buckets[left], patterns[left]
         return count
 
+    def arrays(self) -> "list[NDArray[np.generic]]":
+        """All that takes memory."""
+        return [self.table, self.links, self.low, self.high, self.seqs]
+
     def first_from(self, seq: int) -> int:
         """Position of the first id with ``seq`` or a later sequence; ``used + 1`` without one."""
         return 1 + int(np.searchsorted(self.seqs[1 : self.used + 1], seq))
@@ -237,32 +246,63 @@ def _run(time_ns: int, hashes: IdHashes, seqs: I64Array) -> bytes:
     return b"".join((_RUN_HEAD.pack(time_ns, count), hashes.ids, seqs.tobytes()))
 
 
-def _runs_of(row: bytes) -> Iterator[tuple[int, bytes, I64Array]]:
-    """Elapsed time, ids and sequences of each run of a row; bits not kept are zero."""
+def _packed_run(time_ns: int, ids: bytes, seqs: bytes) -> bytes:
+    """As :func:`_run`, of packed columns: a short way for one id."""
+    if len(ids) == ID_BYTES:
+        return b"".join((_RUN_HEAD.pack(time_ns, 1 | _IN_ORDER), seqs, ids[:8], ids[12:]))
+    return _run(time_ns, IdHashes.of(ids), np.frombuffer(seqs, np.int64))
+
+
+def _runs_of(row: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Elapsed time, ids and sequences (i64) of each run of a row; bits not kept are zero."""
     at = 0
     while at < len(row):
         time_ns, count = _RUN_HEAD.unpack_from(row, at)
         at += _RUN_HEAD.size
-        if count & _IN_ORDER:
+        if count == 1 | _IN_ORDER:
+            yield (
+                time_ns,
+                row[at + 8 : at + 16] + bytes(4) + row[at + 16 : at + 20],
+                row[at : at + 8],
+            )
+            at += 20
+        elif count & _IN_ORDER:
             count -= _IN_ORDER
             [first_seq] = _I64.unpack_from(row, at)
-            seqs = np.arange(first_seq, first_seq + count)
             low = np.frombuffer(row, np.uint64, count, at + _I64.size)
             high = np.frombuffer(row, np.uint32, count, at + _I64.size + low.nbytes)
             at += _I64.size + low.nbytes + high.nbytes
-            yield time_ns, _ids_of(low, high), seqs
+            yield time_ns, _ids_of(low, high), np.arange(first_seq, first_seq + count).tobytes()
         else:
             ids = row[at : at + ID_BYTES * count]
-            seqs = np.frombuffer(row, np.int64, count, at + len(ids))
-            at += len(ids) + seqs.nbytes
-            yield time_ns, ids, seqs
+            at += len(ids) + _I64.size * count
+            yield time_ns, ids, row[at - _I64.size * count : at]
 
 
-class _Mark(NamedTuple):
-    """The ids of one append: elapsed time, count and last sequence, and the row (``entry``).
+class _Marks:
+    """The marks of appends that follow each other, in columns: tuples would take 250 bytes each.
 
-    A held mark may be that of several appends, with rows from ``first_entry`` on.
+    Of each append: elapsed time (ascending), last sequence, and row (``entries``). Mark i has the
+    ids from ``ends[i]`` to ``ends[i + 1]``, counted from the first. Those before ``start`` have
+    expired.
     """
+
+    __slots__ = ("ends", "entries", "last_seqs", "start", "times")
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.times = array("q")
+        self.last_seqs = array("q")
+        self.entries = array("q")
+        self.ends = array("q", [0])
+
+    def ids(self, first: int, stop: int) -> int:
+        """Number of ids of some marks."""
+        return self.ends[stop] - self.ends[first]
+
+
+class _Held(NamedTuple):
+    """Held ids: their number and last sequence, and their rows."""
 
     time_ns: int
     ids: int
@@ -277,9 +317,9 @@ class DedupeWindow:
     def __init__(self, shard_id: int) -> None:
         self.shard_id = shard_id
         self._segments: list[_Segment] = []  # oldest first; may hold expired ids at its start
-        self.marks: deque[_Mark] = deque()
-        """One for each append that has not expired, in order; empty: there is nothing to expire."""
-        self.held: deque[_Mark] = deque()
+        self.marks: deque[_Marks] = deque()
+        """Of the appends that have not expired, in order; empty: there is nothing to expire."""
+        self.held: deque[_Held] = deque()
         """Those that have expired and are held for producers, in order; all before ``marks``."""
         self._live = 0  # ids that have not expired: the sum over `marks`
         self.held_ids = 0
@@ -288,6 +328,8 @@ class DedupeWindow:
         self._held_seq = 1  # ids of messages below this sequence are forgotten
         # The row of the newest entry, which a second append of the same entry extends.
         self._open_row = b""
+        # Arrays of dropped segments: freeing those of millions of ids takes tens of milliseconds.
+        self._dropped: list[NDArray[np.generic]] = []
 
     def __len__(self) -> int:
         """Ids in memory; expired ones count until their segment is dropped."""
@@ -300,14 +342,21 @@ class DedupeWindow:
 
         Those of messages from the sequence ``held_from`` on are held, the others forgotten.
         """
-        marks, held = self.marks, self.held
-        gone: list[_Mark] = []
-        while marks and marks[0].time_ns <= now_ns - window_ns:
-            mark = self._expire_first()
-            if held or mark.last_seq >= held_from:
-                self._hold(mark, writes)
-            else:
-                gone.append(mark)
+        if self._dropped:
+            self._dropped.pop()
+        due_ns, held = now_ns - window_ns, self.held
+        gone: list[_Held] = []
+        while self.marks and (marks := self.marks[0]).times[marks.start] <= due_ns:
+            first = marks.start
+            self._expire_until(bisect_right(marks.times, due_ns, first))
+            kept = first if held else bisect_left(marks.last_seqs, held_from, first, marks.start)
+            if kept > first:
+                last_seq, entry = marks.last_seqs[kept - 1], marks.entries[kept - 1]
+                gone.append(
+                    _Held(due_ns, marks.ids(first, kept), last_seq, entry, marks.entries[first])
+                )
+            if kept < marks.start:
+                self._hold(marks, kept, writes)
         while held and held[0].last_seq < held_from:
             gone.append(self._release_first())
         if gone:
@@ -315,7 +364,7 @@ class DedupeWindow:
 
     def forget_held(self, most: int, writes: Writes) -> int:
         """Hold at most ``most`` ids; return the first sequence whose message's id is known."""
-        gone: list[_Mark] = []
+        gone: list[_Held] = []
         while self.held_ids > most:
             gone.append(self._release_first())
         if gone:
@@ -328,56 +377,72 @@ class DedupeWindow:
         at = len(self) - self._live
         return next((int(seqs[0]) for _, seqs in self._between(at, at + 1)), None)
 
-    def _expire_first(self) -> _Mark:
-        mark = self.marks.popleft()
-        self._live -= mark.ids
-        self._floor_seq = mark.last_seq + 1
-        return mark
+    def _expire_until(self, stop: int) -> None:
+        """Expire the first marks, up to position ``stop``."""
+        marks = self.marks[0]
+        self._live -= marks.ids(marks.start, stop)
+        self._floor_seq = marks.last_seqs[stop - 1] + 1
+        marks.start = stop
+        if stop == len(marks.times):
+            self.marks.popleft()
 
-    def _hold(self, mark: _Mark, writes: Writes | None) -> None:
-        """Hold ids that have just expired; those of small appends share a mark and a row.
+    def _hold(self, marks: _Marks, at: int, writes: Writes | None) -> None:
+        """Hold ids that have just expired: those of the marks from position ``at`` on.
 
-        Held ids may be many, and a start reads all rows. Without ``writes``, the rows are joined
-        already.
+        Small appends share a mark and a row: held ids may be many, and a start reads all rows.
+        Without ``writes``, the rows are joined already.
         """
-        held = self.held
-        last = held[-1] if held else None
-        if last is not None:
-            # A row with runs of its own, as a restore writes it, is never divided.
-            if last.ids + mark.ids <= _HELD_TOGETHER or last.entry == mark.entry:
+        held, stop = self.held, marks.start
+        end = len(self) - self._live
+        while at < stop:
+            last, upto = held[-1] if held else None, at
+            if last is not None:
+                most = marks.ends[at] + _HELD_TOGETHER - last.ids
+                upto = bisect_right(marks.ends, most, at, stop + 1) - 1
+                # A row with runs of its own, as a restore writes it, is never divided.
+                upto = max(at, upto, bisect_right(marks.entries, last.entry, at, stop))
+            if last is None or upto == at:
+                if last is not None and last.first_entry < last.entry and writes is not None:
+                    held[-1] = self._join_rows(last, end - marks.ids(at, stop), writes)
+                upto, entry = at + 1, marks.entries[at]
+                last = _Held(0, 0, 0, entry, entry)
+            else:
                 held.pop()
-                mark = mark._replace(ids=last.ids + mark.ids, first_entry=last.first_entry)
-                self.held_ids -= last.ids
-            elif last.first_entry < last.entry and writes is not None:
-                held[-1] = self._join_rows(last, len(self) - self._live - mark.ids, writes)
-        held.append(mark)
-        self.held_ids += mark.ids
+            ids = marks.ids(at, upto)
+            time_ns, last_seq = marks.times[upto - 1], marks.last_seqs[upto - 1]
+            held.append(
+                _Held(time_ns, last.ids + ids, last_seq, marks.entries[upto - 1], last.first_entry)
+            )
+            self.held_ids += ids
+            at = upto
 
-    def _join_rows(self, mark: _Mark, end: int, writes: Writes) -> _Mark:
+    def _join_rows(self, mark: _Held, end: int, writes: Writes) -> _Held:
         """Write the ids of a mark, which end at a position, as one row instead of several."""
-        parts = list(self._between(end - mark.ids, end))
-        hashes = IdHashes.of(b"".join([ids for ids, _ in parts]))
-        row = _run(mark.time_ns, hashes, np.concatenate([seqs for _, seqs in parts]))
+        ids, seqs = self._part(end - mark.ids, end)
         key = keys.large_key(keys.DEDUPE, self.shard_id, mark.entry)
         writes.delete_range(keys.large_key(keys.DEDUPE, self.shard_id, mark.first_entry), key)
-        writes.put(key, row)
+        writes.put(key, _run(mark.time_ns, IdHashes.of(ids), seqs))
         return mark._replace(first_entry=mark.entry)
 
-    def _release_first(self) -> _Mark:
+    def _release_first(self) -> _Held:
         mark = self.held.popleft()
         self.held_ids -= mark.ids
         return mark
 
-    def _forget(self, gone: list[_Mark], writes: Writes) -> None:
+    def _forget(self, gone: list[_Held], writes: Writes) -> None:
         """Forget ids that are no longer held."""
         self._held_seq = gone[-1].last_seq + 1
         # A segment at a time: removing single ids would mean rebuilding chains.
         while self._segments and self._segments[0].seqs[self._segments[0].used] < self._held_seq:
-            del self._segments[0]
+            dropped = self._segments.pop(0).arrays()
+            self._dropped += [part for part in dropped if part.nbytes >= _LARGE_BYTES]
         # Restored runs share a row, which stays until the last of them is forgotten.
-        left = self.held or self.marks
-        last_index = gone[-1].entry
-        shared = bool(left) and left[0].first_entry == last_index
+        last_index, left = gone[-1].entry, None
+        if self.held:
+            left = self.held[0].first_entry
+        elif self.marks:
+            left = self.marks[0].entries[self.marks[0].start]
+        shared = left == last_index
         writes.delete_range(
             keys.large_key(keys.DEDUPE, self.shard_id, gone[0].first_entry),
             keys.large_key(keys.DEDUPE, self.shard_id, last_index + (not shared)),
@@ -401,14 +466,32 @@ class DedupeWindow:
 
         All ids of an entry are written as one row.
         """
-        marks, index, time_ns = self.marks, step.index, step.elapsed_ns
-        row = _run(time_ns, hashes, seqs)
+        row = _run(step.elapsed_ns, hashes, seqs)
+        self._remember(hashes, seqs)
+        self._write_row(row, step)
+        self._mark(step.elapsed_ns, len(seqs), int(seqs[-1]), step.index)
+
+    def _write_row(self, row: bytes, step: Step) -> None:
+        """Write the runs of an append, whose marks are added next."""
         # One row for each entry, so that a window of rows is deleted as one range.
-        if marks and marks[-1].entry == index:
+        if self.marks and self.marks[-1].entries[-1] == step.index:
             row = self._open_row + row
         self._open_row = row
-        self._take_up(time_ns, hashes, seqs, index)
-        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, index), row)
+        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), row)
+
+    def _mark(self, time_ns: int, ids: int, last_seq: int, entry: int) -> None:
+        all_marks = self.marks
+        marks = all_marks[-1] if all_marks else _Marks()
+        if all_marks:
+            # In the order of sequences, whatever their times: an id never expires before its time.
+            time_ns = max(time_ns, marks.times[-1])
+        if not all_marks or len(marks.times) == _MARKS_TOGETHER:
+            marks = _Marks()
+            all_marks.append(marks)
+        marks.times.append(time_ns)
+        marks.last_seqs.append(last_seq)
+        marks.entries.append(entry)
+        marks.ends.append(marks.ends[-1] + ids)
 
     def _remember(self, hashes: IdHashes, seqs: I64Array) -> None:
         self._live += len(seqs)
@@ -439,26 +522,60 @@ class DedupeWindow:
 
         Those of appends that end below ``live_seq`` have expired, however long the window is.
         """
+        runs: list[tuple[int, bytes, bytes]] = []
+        entries: list[int] = []
+        count = 0
         for key, row in rows:
-            for time_ns, ids, seqs in _runs_of(row):
-                self._take_up(time_ns, IdHashes.of(ids), seqs, keys.last_number(key, 8))
-        while self.marks and self.marks[0].last_seq < live_seq:
-            self._hold(self._expire_first(), None)
+            entry = keys.last_number(key, 8)
+            for run in _runs_of(row):
+                runs.append(run)
+                entries.append(entry)
+                count += len(run[1])
+            if len(runs) >= _MARKS_TOGETHER or count >= _IDS_TOGETHER * ID_BYTES:
+                self._take_up(runs, entries)
+                runs, entries, count = [], [], 0
+        self._take_up(runs, entries)
+        while self.marks and (marks := self.marks[0]).last_seqs[marks.start] < live_seq:
+            first = marks.start
+            self._expire_until(bisect_left(marks.last_seqs, live_seq, first))
+            self._hold(marks, first, None)
 
-    def _take_up(self, time_ns: int, hashes: IdHashes, seqs: I64Array, index: int) -> None:
-        self._remember(hashes, seqs)
-        self.marks.append(_Mark(time_ns, len(seqs), int(seqs[-1]), index, index))
+    def _take_up(self, runs: list[tuple[int, bytes, bytes]], entries: list[int]) -> None:
+        """Add runs of other rows: elapsed time, ids and sequences of each, and its row."""
+        if not runs:
+            return
+        seqs = np.frombuffer(b"".join([packed for _, _, packed in runs]), np.int64)
+        self._remember(IdHashes.of(b"".join([ids for _, ids, _ in runs])), seqs)
+        end = 0
+        for (time_ns, ids, _), entry in zip(runs, entries, strict=True):
+            end += len(ids) // ID_BYTES
+            self._mark(time_ns, len(ids) // ID_BYTES, int(seqs[end - 1]), entry)
 
     # Archives ------------------------------------------------------------------------------------
 
     def runs(self) -> Iterator[tuple[int, bytes, bytes]]:
         """Elapsed time, ids and sequences of each append, oldest first; bits not kept are zero."""
         at = len(self) - self._live - self.held_ids  # those that are forgotten come first
-        for mark in (*self.held, *self.marks):
-            parts = list(self._between(at, at + mark.ids))
-            ids = b"".join([each for each, _ in parts])
-            yield mark.time_ns, ids, b"".join([seqs.tobytes() for _, seqs in parts])
-            at += mark.ids
+        for held in self.held:
+            ids, seqs = self._part(at, at + held.ids)
+            yield held.time_ns, ids, seqs.tobytes()
+            at += held.ids
+        for marks in self.marks:
+            ends, stop = marks.ends, len(marks.times)
+            ids, seqs = self._part(at, at + marks.ids(marks.start, stop))
+            at += len(seqs)
+            for one in range(marks.start, stop):
+                start, end = ends[one] - ends[marks.start], ends[one + 1] - ends[marks.start]
+                yield (
+                    marks.times[one],
+                    ids[ID_BYTES * start : ID_BYTES * end],
+                    seqs[start:end].tobytes(),
+                )
+
+    def _part(self, low: int, high: int) -> tuple[bytes, I64Array]:
+        """As :meth:`_between`, in one piece."""
+        parts = list(self._between(low, high))
+        return b"".join([ids for ids, _ in parts]), np.concatenate([seqs for _, seqs in parts])
 
     def _between(self, low: int, high: int) -> Iterator[tuple[bytes, I64Array]]:
         """Ids and sequences from ``low`` to before ``high``, counted over all segments from 0."""
@@ -470,13 +587,6 @@ class DedupeWindow:
 
     def restore(self, runs: list[tuple[int, bytes, bytes]], step: Step) -> None:
         """Add entries of another window, all newer than those here. Their times are log times."""
-        known = self.marks and self.marks[-1].entry == step.index
-        row = [self._open_row] if known else []
-        for log_ns, ids, packed in runs:
-            time_ns = log_ns - step.skipped_ns
-            seqs = np.frombuffer(packed, np.int64)
-            hashes = IdHashes.of(ids)
-            self._take_up(time_ns, hashes, seqs, step.index)
-            row.append(_run(time_ns, hashes, seqs))
-        self._open_row = b"".join(row)
-        step.writes.put(keys.large_key(keys.DEDUPE, self.shard_id, step.index), self._open_row)
+        moved = [(log_ns - step.skipped_ns, ids, seqs) for log_ns, ids, seqs in runs]
+        self._write_row(b"".join([_packed_run(*run) for run in moved]), step)
+        self._take_up(moved, [step.index] * len(moved))

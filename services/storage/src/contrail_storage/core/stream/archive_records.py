@@ -28,6 +28,7 @@ from contrail_storage.core.stream.strip_dead import strip_dead
 
 _PAGES: Final = 256
 _ID_BYTES: Final = 128 * 1024
+_RUN_OVERHEAD: Final = 16
 _DEADLINE_BYTES: Final = 128 * 1024
 _DEADLINE_OVERHEAD: Final = 16
 _PENDING: Final = 4_096
@@ -91,7 +92,7 @@ def state_records(
         # No id is newer than the last message: a jump after that counts for nothing.
         time_ns = min(elapsed_ns + skipped_ns, state.counters.last_time_ns)
         runs.append((time_ns, ids, seqs))
-        size += len(ids)
+        size += len(ids) + _RUN_OVERHEAD
         if size >= _ID_BYTES:
             yield Record(archive.IDS, _encode(Ids(runs)))
             runs, size = [], 0
