@@ -54,6 +54,8 @@ SEQS_MAX: Final = 2_000
 """Sequences of one command at most. Each is a changed row, and all are applied in one step."""
 _ENTRIES_IN_FLIGHT: Final = 2
 """With one entry in flight, publishes and the records of deliveries and acks delay each other."""
+_ENTRIES_IN_TURN: Final = 4
+"""Making a full entry takes one or two milliseconds."""
 _HANDOVER_PAUSE_S: Final = 0.01
 _STUCK_S: Final = 10.0
 """The node is not ready when requests wait and nothing has moved for this time, in seconds."""
@@ -222,10 +224,13 @@ class Proposer:
     def _flush(self) -> None:
         """Make entries of the waiting requests and propose them, while the log keeps up."""
         self._scheduled = False
-        while self._queue and self._may_propose():
+        for _ in range(_ENTRIES_IN_TURN):
+            if not self._queue or not self._may_propose():
+                return
             context, parts = self._next_entry()
             if context.waiters:
                 self._propose(context, parts)
+        self.resume()
 
     def _propose(self, context: EntryContext, parts: list[Part]) -> None:
         assert context.entry is not None
