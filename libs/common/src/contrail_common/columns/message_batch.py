@@ -177,19 +177,23 @@ def join_batches(parts: Sequence[MessageBatch]) -> MessageBatch:
             ttls |= _moved(part.ttls, 0, part.count, count) or {}
         count += part.columns.count
     subjects, index = join_subjects([(part.subjects, part.subject_index) for part in parts])
-    ids = None
-    if any(part.ids is not None for part in parts):
-        ids = join_texts([part.ids or Texts(bytes(4 * (part.count + 1)), b"") for part in parts])
     return MessageBatch(
         subjects,
         index,
         join_columns([part.columns for part in parts]),
-        ids,
+        join_ids(parts),
         expected or None,
         rollups or None,
         ttls=ttls or None,
         numbered=parts[0].numbered,
     )
+
+
+def join_ids(parts: Sequence[MessageBatch]) -> Texts | None:
+    """Return the ids of all messages of ``parts``; None if no message has one."""
+    if all(part.ids is None for part in parts):
+        return None
+    return join_texts([part.ids or Texts(bytes(4 * (part.count + 1)), b"") for part in parts])
 
 
 def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:

@@ -1,7 +1,7 @@
 """Batches in msgpack: their rows, and checking them as a whole or message by message."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,12 @@ from contrail_common.columns.header_columns import (
     UniformHeaders,
     headers_in_columns,
 )
-from contrail_common.columns.message_batch import MessageBatch, index_subjects, join_batches
+from contrail_common.columns.message_batch import (
+    MessageBatch,
+    index_subjects,
+    join_batches,
+    join_ids,
+)
 from contrail_common.errors import ApiError
 from contrail_common.model import HEADER_BYTES_MAX, MSG_ID, TTL, PublishMessage
 from contrail_common.subjects import any_subject_problem
@@ -27,7 +32,8 @@ from contrail_edge.inputs.message_items import (
 )
 
 _TOGETHER: Final = 2_000
-"""Messages that are converted to columns in one step."""
+_BYTES_TOGETHER: Final = 2 << 20
+"""Messages, and their bytes, that are converted to columns in one step."""
 _ID_NAME: Final = [MSG_ID]
 _ID_NAMES: Final = Texts.of(_ID_NAME)
 
@@ -83,12 +89,45 @@ class Admitted:
 def admitted(candidates: Sequence[Candidate]) -> Steps[Admitted]:
     """Separate ``candidates`` into messages and refusals."""
     messages = [one for one in candidates if not isinstance(one, ApiError)]
-    batches = []
-    for start in range(0, len(messages) or 1, _TOGETHER):
-        batches.append(MessageBatch.of(messages[start : start + _TOGETHER]))
+    batches, start = [], 0
+    for end in ends_of_pieces(map(_size, messages)):
+        batches.append(MessageBatch.of(messages[start:end]))
+        start = end
         yield
     refused = {at: one for at, one in enumerate(candidates) if isinstance(one, ApiError)}
-    return Admitted(join_batches(batches), refused)
+    return Admitted((yield from joined(batches)), refused)
+
+
+def ends_of_pieces(sizes: Iterable[int]) -> list[int]:
+    """Divide messages of these sizes into pieces to convert in one step each; at least one."""
+    ends: list[int] = []
+    count = total = 0
+    for count, size in enumerate(sizes, 1):
+        total += size
+        if total > _BYTES_TOGETHER or count - (ends[-1] if ends else 0) == _TOGETHER:
+            ends.append(count)
+            total = 0
+    return ends if ends and ends[-1] == count else [*ends, count]
+
+
+def _size(message: PublishMessage) -> int:
+    """About the bytes of a message."""
+    values = (message.headers or {}).values()
+    return len(message.payload) + sum(len(value) for some in values for value in some)
+
+
+def joined(batches: Sequence[MessageBatch]) -> Steps[MessageBatch]:
+    """Join batches in two steps, since ids may be as large as everything else."""
+    if len(batches) == 1:
+        return batches[0]
+    ids = join_ids(batches)
+    yield
+    for batch in batches:
+        batch.ids = None
+    batch = join_batches(batches)
+    batch.ids = ids
+    yield
+    return batch
 
 
 PlainItem = BareItem | IdItem | PackedItem
@@ -117,8 +156,11 @@ def checked_columns(
 
 def id_batch(items: Sequence[IdItem], payload_bytes_max: int) -> MessageBatch | None:
     """Do the same as :func:`bare_batch`, for messages with ids."""
-    ids = Texts.of([item.headers.message_id.value for item in items])
-    return with_ids(bare_batch(items, payload_bytes_max), ids)
+    ids = [item.headers.message_id.value for item in items]
+    # Texts may be as large as the body: do not convert what has to be looked at one by one.
+    if max(map(len, ids), default=0) > PLAIN_ID_MAX:
+        return None
+    return with_ids(bare_batch(items, payload_bytes_max), Texts.of(ids))
 
 
 def with_ids(batch: MessageBatch | None, ids: Texts) -> MessageBatch | None:

@@ -1,7 +1,8 @@
 """Batches in msgpack: ``[1, [[subject, headers or nil, payload], ...]]``, or columns (2)."""
 
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -12,11 +13,14 @@ from contrail_api.publishing.candidates import (
     PackedItem,
     admitted,
     bare_batch,
+    ends_of_pieces,
     id_batch,
+    joined,
     uniform_batch,
 )
 from contrail_api.publishing.packed_columns import column_batch
 from contrail_common import errors
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
 from contrail_common.model import Headers
 from contrail_edge.http.problems import invalid_field
@@ -32,7 +36,8 @@ _USUAL_HEADS: Final = {bytes((0x92, form)): form for form in (_ROWS, _COLUMNS)}
 """First bytes of a batch: an array of two items, of which the first is the version."""
 _AT: Final = "/1"
 _SKIPPED_BYTES: Final = 2 << 20
-"""Bytes of headers that are skipped in one step."""
+"""Bytes of headers that are skipped, or of ids that are converted, in one step."""
+_Item = TypeVar("_Item")
 
 
 class _RawItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -61,28 +66,23 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
     # The number of items comes before them: refuse too many tiny ones before decoding any.
     head = PackedParts(items).array(0)
     check_count(0 if head is None else head[0])
-    # Most batches have no headers, or only ids. They are decoded faster. Decoding any other batch
-    # this way fails at its first message, and the general form then reports what is wrong.
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        batch = bare_batch(_bare_items.decode(items), payload_bytes_max)
-        if batch is not None:
-            return Admitted(batch, {})
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):
-        batch = id_batch(_id_items.decode(items), payload_bytes_max)
-        if batch is not None:
-            return Admitted(batch, {})
-    yield
+    usual = yield from _usual(items, payload_bytes_max)
+    if usual is not None:
+        return Admitted(usual, {})
     read: list[PackedItem | ApiError] = []
+    sizes: list[int] = []
     if len(items) <= PACKED_PLAIN_BYTES:
         read += decode_part(_packed_items, bytes(items), _AT)
+        sizes = [0] * len(read)
     else:
         raws = yield from _raw(items)
         for at, raw in enumerate(raws):
             read.append(_item(raw, f"{_AT}/{at}"))
+            sizes.append(len(raw.payload) + len(raw.headers))
             yield
     packed = [one for one in read if not isinstance(one, ApiError)]
     if len(packed) == len(read):
-        batch = uniform_batch(packed, payload_bytes_max)
+        batch = yield from _in_pieces(uniform_batch, packed, sizes, payload_bytes_max)
         if batch is not None:
             return Admitted(batch, {})
     found: list[Candidate] = []
@@ -90,6 +90,44 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
         yield
         found.append(one if isinstance(one, ApiError) else checked(one, payload_bytes_max))
     return (yield from admitted(found))
+
+
+def _usual(items: memoryview, payload_bytes_max: int) -> Steps[MessageBatch | None]:
+    """Return a batch without headers, or with ids only; None if it is another one, or invalid.
+
+    Most batches are such, and are decoded faster this way. Decoding any other fails at its first
+    message, and the general form then reports what is wrong.
+    """
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        bare = _bare_items.decode(items)
+        yield
+        return bare_batch(bare, payload_bytes_max)
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with_ids = _id_items.decode(items)
+        yield
+        if len(items) <= _SKIPPED_BYTES:
+            return id_batch(with_ids, payload_bytes_max)
+        sizes = [len(one.headers.message_id.value) + len(one.payload) for one in with_ids]
+        return (yield from _in_pieces(id_batch, with_ids, sizes, payload_bytes_max))
+    return None
+
+
+def _in_pieces(
+    convert: Callable[[list[_Item], int], MessageBatch | None],
+    items: list[_Item],
+    sizes: Iterable[int],
+    payload_bytes_max: int,
+) -> Steps[MessageBatch | None]:
+    """Return what ``convert`` makes of ``items``, a few at a time; None if it returns that."""
+    batches, start = [], 0
+    for end in ends_of_pieces(sizes):
+        batch = convert(items[start:end], payload_bytes_max)
+        if batch is None:
+            return None
+        batches.append(batch)
+        start = end
+        yield
+    return (yield from joined(batches))
 
 
 def _versioned(body: bytes) -> Steps[tuple[int, memoryview]]:

@@ -10,9 +10,9 @@ from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 
-from contrail_api.publishing.candidates import checked_columns, with_ids
+from contrail_api.publishing.candidates import checked_columns, joined, with_ids
 from contrail_common.columns.blocks import MessageColumns
-from contrail_common.columns.message_batch import MessageBatch, join_batches
+from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.texts import Texts
 from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.item_steps import is_plain
@@ -71,7 +71,7 @@ def text_parts(parts: Sequence[bytes], payload_bytes_max: int) -> Steps[MessageB
             return None
         batches.append(batch)
         yield
-    return join_batches(batches)
+    return (yield from joined(batches))
 
 
 def _step(parts: Sequence[bytes], payload_bytes_max: int) -> MessageBatch | None:
