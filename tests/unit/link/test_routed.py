@@ -8,7 +8,7 @@ import pytest
 from contrail_common import errors
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.errors import ApiError
-from contrail_common.model import Advisory, PublishMessage
+from contrail_common.model import Advisory, Numbered, PublishMessage
 from contrail_link.contract.admin import EventsRequest, EventsResult
 from contrail_link.contract.consume import AckItem, PullRequest
 from contrail_link.contract.publish import PublishAck, PublishOutcome, PubResult, is_repeatable
@@ -327,8 +327,12 @@ def test_batch_is_repeatable_only_if_every_message_has_an_id() -> None:
         assert not is_repeatable(MessageBatch.of(content))
         assert not is_repeatable(content)
     atomic = MessageBatch.of(with_ids)
-    atomic.atomic = True
-    assert not is_repeatable(atomic)
+    atomic.numbered = Numbered("p", 1)
+    assert is_repeatable(atomic)
+    # A repetition would be refused, although the first one may have been stored.
+    for numbered in (None, Numbered("p", 1)):
+        atomic.atomic, atomic.numbered = True, numbered
+        assert not is_repeatable(atomic)
 
 
 def test_publishes_on_their_way_are_unknown_when_the_link_is_closed() -> None:

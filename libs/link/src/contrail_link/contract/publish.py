@@ -59,15 +59,13 @@ def is_repeatable(content: PublishContent) -> bool:
     """Return True if no message is stored twice when they are published again.
 
     The duplicate window protects them, or the number of their batch. An expectation would refuse
-    the second publish, although the first was stored.
+    the second publish, although the first was stored, and so would an atomic batch.
     """
     if isinstance(content, MessageBatch):
         ids = content.ids
-        return content.numbered is not None or (
-            ids is not None
-            and not content.expected
-            and not content.atomic
-            and bool((ids.lengths() > 0).all())
+        return not content.atomic and (
+            content.numbered is not None
+            or (ids is not None and not content.expected and bool((ids.lengths() > 0).all()))
         )
     return all(one.msg_id and one.expected is None for one in content)
 
