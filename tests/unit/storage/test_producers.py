@@ -153,6 +153,19 @@ def test_longer_window_brings_no_held_id_back() -> None:
         assert put(rig, "p", 1, "b", second=6) == [("duplicate", 2)]
 
 
+def test_restored_stream_takes_no_held_id_for_one_in_its_longer_window() -> None:
+    longer = msgspec.structs.replace(PLAIN, duplicate_window_ns=60 * SECOND_NS)
+    rig = rig_of()
+    put(rig, "p", 1, "ab", second=1_000)
+    rig.apply(1_005 * SECOND_NS, configure(longer))
+    put(rig, "q", 1, "c", second=1_006)
+    for restarts in (False, True):
+        again = restored(packed(records_of(rig)), restarts=restarts)
+        assert publish(again, "c", second=1_007) == [("duplicate", 3)]
+        assert publish(again, "a", second=1_007) == [("stored", 4)]
+        assert put(again, "p", 1, "b", second=1_007) == [("duplicate", 2)]
+
+
 def test_more_ids_than_may_be_held_are_forgotten_and_the_batch_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -87,10 +87,12 @@ def state_records(
         yield Record(archive.EXEMPT, _encode(ExemptPages(pages[start : start + _PAGES])))
     yield from _deadline_records(state, deadlines)
     runs: list[tuple[int, bytes, bytes]] = []
-    size = 0
-    for elapsed_ns, ids, seqs in state.dedupe.runs():
+    size, last_ns, held = 0, state.counters.last_time_ns, len(state.dedupe.held)
+    # The window may have become longer since held ids expired: it must not bring them back.
+    expired_ns = max(last_ns - state.config.duplicate_window_ns, 0)
+    for at, (elapsed_ns, ids, seqs) in enumerate(state.dedupe.runs()):
         # No id is newer than the last message: a jump after that counts for nothing.
-        time_ns = min(elapsed_ns + skipped_ns, state.counters.last_time_ns)
+        time_ns = min(elapsed_ns + skipped_ns, expired_ns if at < held else last_ns)
         runs.append((time_ns, ids, seqs))
         size += len(ids) + _RUN_OVERHEAD
         if size >= _ID_BYTES:
