@@ -107,6 +107,8 @@ class Producers:
         return [(one.name, one.number, one.first_seq) for one in self._known.values()]
 
     def restore(self, archived: Iterable[tuple[str, int, int]], writes: Writes) -> None:
-        """Take up what :meth:`archived` returned."""
-        for name, number, first_seq in archived:
-            self.begin(name, number, first_seq, writes)
+        """Take up what :meth:`archived` returned; nothing is known yet."""
+        for row, (name, number, first_seq) in enumerate(archived):
+            producer = Producer(name, number, first_seq, row + 1, row)
+            self._add(producer)
+            self._write(producer, writes)
