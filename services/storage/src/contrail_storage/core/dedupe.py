@@ -32,7 +32,7 @@ from contrail_storage.core.results import Step, Writes
 ID_BYTES: Final = 16
 NO_ID: Final = bytes(ID_BYTES)
 _WHOLE: Final = np.dtype((np.void, ID_BYTES))
-_SEGMENT_MIN: Final = 1_024
+_SEGMENT_MIN: Final = 256
 _MOVED_MAX: Final = 32_768
 """Ids that one append may move to another segment; the limit keeps ``apply`` short."""
 _LARGE_BYTES: Final = 1 << 20
