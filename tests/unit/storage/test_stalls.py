@@ -15,7 +15,7 @@ import pytest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract.consume import AckItem, PullRequest
-from contrail_link.contract.read import LastRequest, ReplayRequest
+from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
@@ -221,6 +221,27 @@ def test_pull_of_a_sparse_filter(tmp_path: Path) -> None:
         await publish_all(link, "S0", ["s0.0.x"] * OTHERS, b"x" * 400)
         await publish_all(link, "S0", ["s0.1.b"])
         expected = [1, OTHERS + 2]
+        await assert_no_stall(operation)
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.long
+def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
+    """Read 1,000 messages with 100 headers each, whose blocks are in memory."""
+    headers = {f"H{number}": [f"{number}", "x"] for number in range(100)}
+
+    async def scene(link: LocalLink) -> None:
+        async def operation(most: int = 1_000) -> None:
+            asked = RangeRequest(stream="S0", from_seq=1, limit=most, max_bytes=4 << 20)
+            found = await link.read_range(asked)
+            assert len(found.messages) == most
+
+        await make_stream(link, 0)
+        for _ in range(4):
+            messages = [PublishMessage("s0.0.x", headers, b"x") for _ in range(250)]
+            await publish(link, "S0", messages)
+        await operation(10)
         await assert_no_stall(operation)
 
     play(tmp_path, scene)

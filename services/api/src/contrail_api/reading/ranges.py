@@ -1,5 +1,7 @@
 """Reading messages in order: once, as a long poll, or as an endless stream of events."""
 
+import asyncio
+from functools import partial
 from typing import Annotated, Final
 
 import msgspec
@@ -19,9 +21,11 @@ from contrail_common import errors
 from contrail_common.timeunits import INT64_MAX
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import Answer, Response, json_response, no_content
+from contrail_edge.http.responses import Answer, Response, encoded, json_response, no_content
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import in_turns
 from contrail_edge.inputs import schema_marks
-from contrail_edge.inputs.messages import Message, messages_json
+from contrail_edge.inputs.messages import Message, message_json
 from contrail_edge.inputs.negotiation import EVENTS_TYPE, JSON_TYPE, NDJSON_TYPE, acceptable
 from contrail_edge.inputs.query import (
     duration_parameter,
@@ -223,13 +227,14 @@ class Ranges:
         found, position = await read_as(*where, read)
         if wait_ns and not found.messages:
             return no_content(position)
-        answer = _range_response(asked.stream, found, form, base64=base64)
+        await asyncio.sleep(0)  # they may have been read in this step
+        answer = await in_turns(_range_response(asked.stream, found, form, base64=base64))
         answer.headers.extend(position)
         return answer
 
 
-def _range_response(stream: str, found: RangeResult, form: str, *, base64: bool) -> Response:
-    messages = messages_json(stream, found.messages, base64=base64)
+def _range_response(stream: str, found: RangeResult, form: str, *, base64: bool) -> Steps[Response]:
+    messages = yield from encoded(found.messages, partial(message_json, stream, base64=base64))
     if form == JSON_TYPE:
         answer = MessageRange(messages=messages, num_pending=found.num_pending)
         if found.cursor:
