@@ -228,7 +228,7 @@ def test_pull_of_a_sparse_filter(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
-    """Read 1,000 messages with 100 headers each, whose blocks are in memory."""
+    """Read 1,000 messages with 100 headers each, in order and as the newest of their subjects."""
     headers = {f"H{number}": [f"{number}", "x"] for number in range(100)}
 
     async def scene(link: LocalLink) -> None:
@@ -236,10 +236,14 @@ def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
             asked = RangeRequest(stream="S0", from_seq=1, limit=most, max_bytes=4 << 20)
             found = await link.read_range(asked)
             assert len(found.messages) == most
+            newest = LastRequest(stream="S0", subject="s0.0.*", limit=most)
+            page, _ = await link.last_messages(newest)
+            assert len(page) == min(most, 628)  # 1 MiB
 
         await make_stream(link, 0)
-        for _ in range(4):
-            messages = [PublishMessage("s0.0.x", headers, b"x") for _ in range(250)]
+        for part in range(4):
+            subjects = [f"s0.0.{250 * part + number}" for number in range(250)]
+            messages = [PublishMessage(subject, headers, b"x") for subject in subjects]
             await publish(link, "S0", messages)
         await operation(10)
         await assert_no_stall(operation)

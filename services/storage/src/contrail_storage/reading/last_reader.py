@@ -31,7 +31,7 @@ from contrail_link.contract.read import LastRequest, Peeked
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.core.subjects.subject_table import SubjectTable
 from contrail_storage.reading.page_tokens import decode_state, encode_state
-from contrail_storage.reading.reader import Reader
+from contrail_storage.reading.reader import STEP_BYTES, STEP_MESSAGE_BYTES, Reader
 from contrail_storage.replica.shard import Shard
 
 _PAUSE_BLOCKS: Final = 8
@@ -87,13 +87,16 @@ class LastReader:
         search = await self._begin(shard, request)
         found = await self._reader.filter_of(shard, (request.subject,) if request.subject else ())
         page: list[StoredMessage] = []
-        size = 0
-        missed = False
-        for checked in range(self._bounds.blocks):
-            if not search.aim(shard, found):
-                return _in_order(page), None
-            if checked % _PAUSE_BLOCKS == _PAUSE_BLOCKS - 1:
+        size, left = 0, STEP_BYTES
+        missed = full = False
+        for _ in range(self._bounds.blocks):
+            more = search.aim(shard, found)
+            if full or not more:
+                return _in_order(page), search.token() if more else None
+            left -= STEP_BYTES // _PAUSE_BLOCKS
+            if left < 0:
                 await asyncio.sleep(0)
+                left = STEP_BYTES
             block = None
             if missed:
                 # The last messages that the table has are removed, or after the point.
@@ -115,11 +118,16 @@ class LastReader:
                 if message is None:
                     continue
                 page.append(message)
-                size += message_size(message.headers, len(message.payload))
-                if len(page) >= request.limit or size >= self._bounds.page_bytes:
+                own = message_size(message.headers, len(message.payload))
+                size += own
+                left -= own + STEP_MESSAGE_BYTES
+                full = len(page) >= request.limit or size >= self._bounds.page_bytes
+                # The rest of the block follows in the next page, or in the next step.
+                if full or left < 0:
                     search.take(block, positions[:taken], position)
-                    return _in_order(page), search.token() if search.aim(shard, found) else None
-            search.take(block, positions, 0)
+                    break
+            else:
+                search.take(block, positions, 0)
         return _in_order(page), search.token() if search.aim(shard, found) else None
 
     def peek(self, shard: Shard, subject: str) -> Peeked:

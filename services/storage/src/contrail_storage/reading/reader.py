@@ -50,8 +50,8 @@ _NEAR = 4_096
 """Sequences that are counted by their windows, which takes less than asking all subjects."""
 _TALLIED = 4
 """Parts of a subject table that are looked at in one step: 262,144 slots, about 2 ms."""
-_STEP_BYTES = 48 << 10
-_STEP_MESSAGE_BYTES = 192
+STEP_BYTES = 48 << 10
+STEP_MESSAGE_BYTES = 192
 """Bytes, plus these for each message, that are taken out of blocks in one step.
 
 That is 250 messages at most. Of small headers, 48 KiB take 5 to 8 ms.
@@ -317,7 +317,7 @@ class Reader:
     ) -> tuple[list[StoredMessage], int]:
         messages: list[StoredMessage] = []
         size = 0
-        left = _STEP_BYTES
+        left = STEP_BYTES
         next_seq = max(from_seq, shard.machine.counters.first_seq)
         missed = False
         while True:
@@ -334,7 +334,7 @@ class Reader:
             for position in found.positions.tolist():
                 if left < 0:
                     await asyncio.sleep(0)
-                    left, paused = _STEP_BYTES, True
+                    left, paused = STEP_BYTES, True
                 # It may have been removed in the meantime.
                 if paused and not shard.machine.is_live(block.base_seq + position):
                     continue
@@ -343,7 +343,7 @@ class Reader:
                     continue
                 own = message_size(message.headers, len(message.payload))
                 size += own
-                left -= own + _STEP_MESSAGE_BYTES
+                left -= own + STEP_MESSAGE_BYTES
                 # The first message is returned whatever its size, or a reader could never pass it.
                 if messages and size > request.max_bytes:
                     return messages, message.seq
