@@ -15,7 +15,7 @@ import pytest
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
 from contrail_link.contract.consume import AckItem, PullRequest
-from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
+from contrail_link.contract.read import LastRequest, ManyRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.link import LocalLink
@@ -228,7 +228,7 @@ def test_pull_of_a_sparse_filter(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
-    """Read 1,000 messages with 100 headers each, in order and as the newest of their subjects."""
+    """Read 1,000 messages with 100 headers each: in order, the newest of subjects, and by name."""
     headers = {f"H{number}": [f"{number}", "x"] for number in range(100)}
 
     async def scene(link: LocalLink) -> None:
@@ -239,6 +239,8 @@ def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
             newest = LastRequest(stream="S0", subject="s0.0.*", limit=most)
             page, _ = await link.last_messages(newest)
             assert len(page) == min(most, 628)  # 1 MiB
+            many = await link.get_messages(ManyRequest(stream="S0", seqs=list(range(1, most + 1))))
+            assert [one.seq for one in many.messages if one] == list(range(1, most + 1))
 
         await make_stream(link, 0)
         for part in range(4):

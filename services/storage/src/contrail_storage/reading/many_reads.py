@@ -18,7 +18,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import Headers, StoredMessage
 from contrail_common.texts import I64Array, as_u32
 from contrail_storage.reading.answering import removed_too_quickly
-from contrail_storage.reading.reader import Reader
+from contrail_storage.reading.reader import STEP_BYTES, STEP_MESSAGE_BYTES, Reader
 from contrail_storage.replica.shard import Shard
 from contrail_storage.seal.content import ContentBrokenError
 from contrail_storage.store.block_store import BlockStore
@@ -95,8 +95,10 @@ class _Asked:
     many: Many
 
     def visible(self) -> NDArray[np.bool_]:
-        """A mask of the sequences that are messages now."""
+        """A mask of the sequences that are messages now. Raises ApiError without a stream."""
         shard, seqs = self.shard, self.seqs
+        if not shard.machine.exists:
+            raise ApiError(errors.STREAM_NOT_FOUND)
         return shard.machine.are_live(seqs) & (seqs <= shard.applied_seq)
 
 
@@ -155,15 +157,22 @@ class ManyReader:
             blocks: list[Block | None] = [None] * len(groups)
             if not asked.room.is_full():
                 blocks = await self._load(asked.shard, groups)
-            if not asked.shard.machine.exists:
-                raise ApiError(errors.STREAM_NOT_FOUND)
             # Checked again after the read: messages may have been removed meanwhile.
-            visible = asked.visible()
+            visible, left = asked.visible(), STEP_BYTES
             for group, block in zip(groups, blocks, strict=True):
-                if block is None or not group.is_in(block) or asked.room.is_full():
+                if block is None or not group.is_in(block):
                     missed.append(group.at)
-                else:
-                    self._take(asked, block, group.at[visible[group.at]])
+                    continue
+                for at in _in_steps(asked, block, group.at):
+                    if asked.room.is_full():
+                        missed.append(at)
+                        continue
+                    if left < 0:
+                        await asyncio.sleep(0)
+                        visible, left = asked.visible(), STEP_BYTES
+                    before = asked.room.left_bytes
+                    self._take(asked, block, at[visible[at]])
+                    left -= before - asked.room.left_bytes + STEP_MESSAGE_BYTES * len(at)
             await asyncio.sleep(0)
         return np.concatenate(missed)
 
@@ -266,6 +275,15 @@ def _together(groups: list[_Group]) -> Iterator[list[_Group]]:
         some.append(group)
     if some:
         yield some
+
+
+def _in_steps(asked: _Asked, block: Block, at: _Positions) -> Sequence[_Positions]:
+    """Divide positions in a block where the headers of their messages take longer than a step."""
+    columns = block.columns
+    if len(at) == 1 or (columns.headers is None and columns.seals is None):
+        return (at,)
+    sizes = columns.sizes_at(asked.seqs[at] - block.base_seq) + STEP_MESSAGE_BYTES
+    return np.split(at, np.flatnonzero(np.diff(np.cumsum(sizes) // STEP_BYTES)) + 1)
 
 
 def _headers(columns: MessageColumns, positions: _Positions) -> Sequence[Headers | None]:
