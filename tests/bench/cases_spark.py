@@ -226,7 +226,9 @@ class _Scan:
         stream = session.read.format("contrail").options(url=source.url, stream=STREAM)
         if self.files is None:
             return lambda: self._scanned(stream.load(), source)
-        stream.load().write.mode("overwrite").parquet(str(self.files))
+        # The payloads come again and again: in a dictionary, each would be stored only once.
+        written = stream.load().write.option("parquet.enable.dictionary#data", "false")
+        written.mode("overwrite").parquet(str(self.files))
         frame = session.read.parquet(str(self.files))
         if frame.count() != source.messages:
             raise BenchError(f"the files have {frame.count()} of {source.messages} rows")
