@@ -1,6 +1,8 @@
 """A job without Spark: its tasks run in this process."""
 
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,17 @@ class LocalJob:
 
     def done(self, _: str, result: dict[str, Any]) -> None:
         self.results.append(result)
+
+
+@contextmanager
+def no_space() -> Iterator[None]:
+    """This process can write nothing to files, with an error that does not name them."""
+    kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, kept[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
 
 
 class _Entered:

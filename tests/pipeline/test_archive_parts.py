@@ -146,6 +146,7 @@ def test_a_task_fails_in_one_sentence(server: ReplayServer, lake: Lake) -> None:
     assert "sequences 91..100 were" in problem
     server.rows_per_shard = 100
     (lake.root / "tmp").rename(lake.root / "away")
+    (lake.root / "tmp").touch()
     problem = archive_piece(task_of(server, lake)).problem
     assert problem is not None
     assert problem.startswith(f"cannot write to the lake in {lake.root}: ")
@@ -163,6 +164,9 @@ def test_a_dry_run_refuses_what_the_job_would_refuse(
         found = run_contrail(*command, str(tmp_path / name), "--dry-run", env=env)
         assert found.exit_code == 1
         assert why in found.stderr
+    found = run_contrail(*command, "s3://bucket/lake", env=env)
+    assert found.exit_code == 2
+    assert "must be a folder of a file system, not a URL" in found.stderr
     found = run_contrail(*command, str(tmp_path / "new"), "--dry-run", env=env)
     assert found.exit_code == 0
     assert [each.name for each in tmp_path.iterdir()] == ["file"]

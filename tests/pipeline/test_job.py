@@ -2,7 +2,8 @@
 
 import pytest
 
-from contrail_pipeline.failures import reason_of
+from contrail_client.cli.ending import Failed, Misuse
+from contrail_pipeline.failures import ending, reason_of
 
 OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_found"
 
@@ -50,3 +51,10 @@ OWN = "contrail_spark.errors.ServerRefusedError: read stream S: 404 stream_not_f
 )
 def test_one_line_says_why_a_job_failed(text: str, said: str) -> None:
     assert reason_of(text).sentence == said
+
+
+def test_an_option_that_the_data_source_refuses_is_a_mistake_of_the_user() -> None:
+    refused = "contrail_spark.errors.OptionError: option startingSequence: 3 shards are read"
+    found = ending(RuntimeError(f"[PYTHON_DATA_SOURCE_ERROR] Failed: {refused}\n SQLSTATE: 38000"))
+    assert (type(found), str(found)) == (Misuse, "--from-seq: 3 shards are read")
+    assert type(ending(RuntimeError(f"Failed: {OWN}"))) is Failed

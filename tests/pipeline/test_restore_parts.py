@@ -29,7 +29,7 @@ from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.splits import verified_once
 from contrail_spark.lake.store import Lake
 from contrail_spark.options import parse_write_options
-from tests.pipeline.jobs import LocalJob, run_here
+from tests.pipeline.jobs import LocalJob, no_space, run_here
 from tests.pipeline.lakes import SCHEMA, Row, archive, made_lake, made_row
 from tests.spark.stored import message_ids, stored
 from tests.support.command import run_contrail
@@ -143,6 +143,9 @@ def test_progress_belongs_to_one_incarnation_of_a_stream(tmp_path: Path) -> None
     path.mkdir()
     assert "a restart will send everything again" in str(progress.save())
     assert progress.save() is None  # said once
+    with no_space():
+        said = str(Progress.load(lake, "restore-x", "i1").save())
+    assert said.endswith(f"again: {path.parent}: File too large")
 
 
 def test_splits_begin_and_end_with_batches(small_batches: None, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_dry_run_for_machines(running: ServerProcess) -> None:
         (["S", "--top", "0"], 2, "--top"),
         (["S", "--top", str(TOP_MAX + 1)], 2, "--top"),
         (["S", "--from-seq", "9", "--to-seq", "8"], 2, "--from-seq 9 is above --to-seq 8"),
-        (["S", "--start-time", "yesterday"], 2, "option --start-time: must be"),
+        (["S", "--start-time", "yesterday"], 2, '"message":"--start-time: must be'),
         (
             ["S", "--from-seq", "1", "--start-time", "2026-01-01T00:00:00Z"],
             2,

@@ -134,7 +134,7 @@ def test_sequences_mean_the_same_in_lake_and_stream(tiers: Reads) -> None:
 def test_sequences_of_several_shards_are_refused_without_a_server_too(tiers: Reads) -> None:
     tiers.publish(10)
     tiers.archive()
-    with pytest.raises(OptionError, match="stream S has 2 shards, each with its own sequences"):
+    with pytest.raises(OptionError, match="the lake has 2 shards, each with its own sequences"):
         tiers.reader(startingSequence="2", lakeOnly="true")
 
 

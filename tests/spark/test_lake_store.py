@@ -82,6 +82,24 @@ def test_a_new_lake_does_not_begin_among_other_files(tmp_path: Path) -> None:
     Lake.check_new(tmp_path / "nowhere")
 
 
+def test_a_lake_that_has_lost_its_name_is_not_begun_again(lake: Lake) -> None:
+    lake.commit(lake.state(), archived(1, 1, 10))
+    (lake.root / "lake.json").unlink()
+    with pytest.raises(LakeError, match="has other files and no lake"):
+        Lake.ensure(lake.root, "OTHER", "i2", None)
+
+
+def test_a_lake_that_another_job_begins_meanwhile_is_used(lake: Lake) -> None:
+    Lake.check_new(lake.root)
+
+
+def test_a_copy_without_the_folder_of_temporary_files_is_a_lake(lake: Lake) -> None:
+    (lake.root / TEMPORARY).rmdir()
+    assert lake.leftovers() == []
+    after = lake.commit(lake.state(), archived(1, 1, 10))
+    assert lake.state() == after
+
+
 def test_a_lake_that_was_begun_by_a_killed_job_is_made(tmp_path: Path) -> None:
     (tmp_path / "manifest").mkdir()
     (tmp_path / "tmp").mkdir()

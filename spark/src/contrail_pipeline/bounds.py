@@ -49,6 +49,7 @@ class Bounds(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def in_flags(text: str) -> str:
     """An error of the data source, with the options of the command instead of its own."""
+    text = text.removeprefix("option ")
     for name, flag in _FLAGS.items():
         text = text.replace(name, flag)
     return text

@@ -52,12 +52,20 @@ def _whole(sentence: str) -> str:
     return sentence.split(" SQLSTATE:", maxsplit=1)[0].strip().rstrip(".;")
 
 
+def ending(error: Exception) -> Failed | Misuse:
+    """How a job ends that Spark has failed: Misuse if the data source refuses an option."""
+    reason = reason_of(str(error))
+    if reason.error == errors.OptionError.__name__:
+        return Misuse(in_flags(reason.sentence))
+    return Failed(reason.sentence)
+
+
 @contextmanager
 def in_one_line() -> Iterator[None]:
     """Raise Misuse for a wrong option, and Failed for other errors of the data source."""
     try:
         yield
     except errors.OptionError as error:
-        raise Misuse(in_flags(str(error).removeprefix("option "))) from error
+        raise Misuse(in_flags(str(error))) from error
     except errors.ContrailSparkError as error:
         raise Failed(str(error)) from error

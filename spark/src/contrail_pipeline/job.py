@@ -3,10 +3,12 @@
 import inspect
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
@@ -15,8 +17,8 @@ from rich.progress import Progress
 from contrail_client.blocking.client import Contrail
 from contrail_client.cli import show
 from contrail_client.cli.connection import Session, client_command
-from contrail_client.cli.ending import Failed
-from contrail_pipeline.failures import reason_of
+from contrail_client.cli.ending import Failed, Misuse
+from contrail_pipeline.failures import ending
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _NAME: Final = "contrail-pipeline"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Master = Annotated[
     str | None,
@@ -69,7 +72,7 @@ class Job:
     def spark(self) -> Iterator["SparkSession"]:
         """Start Spark, and end it with the job; a program that runs Spark already keeps its own.
 
-        Raises Failed if it cannot be started, and for errors of Spark in the block.
+        Raises Failed if it cannot be started, and Failed or Misuse for errors in the block.
         """
         # Importing Spark takes a while, and `--help` or a wrong option must not wait for it.
         from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -96,7 +99,7 @@ class Job:
         except Exception as error:
             # That a worker of an RDD has died is an error of Py4J, which only Spark depends on.
             if isinstance(error, PySparkException) or type(error).__module__ == "py4j.protocol":
-                raise Failed(reason_of(str(error)).sentence) from error
+                raise ending(error) from error
             raise
         finally:
             if not borrowed:
@@ -124,6 +127,13 @@ class Job:
 
 def _advance(bar: Progress, done: int) -> None:
     bar.update(bar.task_ids[0], completed=done)
+
+
+def folder_of(path: Path, option: str) -> Path:
+    """The absolute path of a folder for data; Misuse for a URL, which would be a path as well."""
+    if _URL.match(str(path)):
+        raise Misuse(f"{option} must be a folder of a file system, not a URL such as {path}")
+    return path.absolute()
 
 
 Work = Callable[Concatenate[Job, P], None]

@@ -163,7 +163,8 @@ def lake_ranges(
     if len(ends) > 1 and (options.from_seq or options.to_seq):
         # A server refuses that too.
         raise OptionError(
-            f"stream {options.stream} has {len(ends)} shards, each with its own sequences: use "
+            f"{'the lake' if stream is None else f'stream {options.stream}'} has {len(ends)} "
+            "shards, each with its own sequences: use "
             "startingTimestamp and endingTimestamp instead"
         )
     low, high = options.from_seq or 1, options.to_seq or SEQ_MAX

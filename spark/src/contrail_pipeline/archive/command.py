@@ -8,7 +8,7 @@ import typer
 from contrail_client.cli import units
 from contrail_client.cli.arguments import StreamName
 from contrail_client.cli.ending import Misuse
-from contrail_pipeline.job import Job
+from contrail_pipeline.job import Job, folder_of
 from contrail_spark.options import parse_size
 
 FILE_SIZE_MIN: Final = 1 << 20
@@ -43,12 +43,12 @@ def archive(
     ] = True,
 ) -> None:
     """Archive a stream to a lake of Parquet files: everything that is not in the lake yet."""
-    file_bytes = file_size_of(file_size)
+    root, file_bytes = folder_of(lake, "LAKE"), file_size_of(file_size)
     # Arrow and Spark take a while to import, and `--help` must not wait for them.
     from contrail_pipeline.archive.rounds import Archiver, Wishes  # noqa: PLC0415
 
     wishes = Wishes(subject_token, file_bytes, fail_on_data_loss)
-    Archiver(job, stream, lake.absolute(), wishes).run()
+    Archiver(job, stream, root, wishes).run()
 
 
 def file_size_of(text: str) -> int:

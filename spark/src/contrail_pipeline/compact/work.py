@@ -48,7 +48,7 @@ def size_of(root: Path, entry: FileEntry) -> int | None:
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError) as error:
-        raise LakeError(f"{entry.path} is damaged: {error}") from error
+        raise LakeError(f"the lake in {root}: {entry.path} is damaged: {error}") from error
     groups = (metadata.row_group(at) for at in range(metadata.num_row_groups))
     return sum(int(group.total_byte_size) for group in groups)
 

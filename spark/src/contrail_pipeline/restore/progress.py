@@ -3,13 +3,11 @@
 It only saves time: the stream recognizes a batch that it has.
 """
 
-import os
 from typing import Final, Self
 
 import msgspec
 
 from contrail_spark.lake import files
-from contrail_spark.lake.layout import TEMPORARY, temporary_name
 from contrail_spark.lake.store import Lake
 
 FOLDER: Final = "restores"
@@ -56,16 +54,17 @@ class Progress:
 
     def save(self) -> str | None:
         """Keep it for the next run; why that is not possible, once."""
-        name = temporary_name(0, f"{self.producer}-{os.getpid()}")
-        temporary = self._lake.root / TEMPORARY / name
+        folder = self._lake.root / FOLDER
         try:
-            files.make_folders(self._lake.root / FOLDER)
+            temporary = self._lake.temporary(0)
+            files.make_folders(folder)
             temporary.write_bytes(msgspec.json.encode(self._document))
             files.sync_file(temporary)
-            temporary.replace(self._lake.root / FOLDER / f"{self.producer}.json")
+            temporary.replace(folder / f"{self.producer}.json")
         except OSError as error:
             if self._failed:
                 return None
             self._failed = True
-            return f"a restart will send everything again: {error.filename}: {error.strerror}"
+            where = error.filename or folder
+            return f"a restart will send everything again: {where}: {error.strerror}"
         return None

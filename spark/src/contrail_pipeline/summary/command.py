@@ -15,7 +15,7 @@ from contrail_client.cli.arguments import EndTime, FromSeq, StartTime, StreamNam
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_client.models import StreamInfo
 from contrail_client.operations import replaying
-from contrail_pipeline.bounds import Bounds, in_flags
+from contrail_pipeline.bounds import Bounds
 from contrail_pipeline.job import Job
 from contrail_pipeline.summary.backlog import consumers_of
 from contrail_pipeline.summary.figures import Content, Summary
@@ -70,7 +70,12 @@ def summary(  # noqa: PLR0913, PLR0917 - one argument for each option
     if out is not None:
         from contrail_pipeline.summary.page import page  # noqa: PLC0415 - only for a report
 
-        _write(out, page(summary))
+        try:
+            _write(out, page(summary))
+        except OSError as error:
+            # What was found took a while, and need not be lost.
+            _print(job, summary, None)
+            raise Failed(f"the report {out} cannot be written: {error.strerror}") from error
     _print(job, summary, out)
 
 
@@ -92,15 +97,13 @@ def _state(info: StreamInfo) -> dict[str, Any]:
 
 def _options(job: Job, stream: str, bounds: Bounds) -> dict[str, str]:
     """The options of the data source; Misuse if they are not valid."""
-    from contrail_spark.errors import OptionError  # noqa: PLC0415
+    from contrail_pipeline.failures import in_one_line  # noqa: PLC0415
     from contrail_spark.options import parse_options  # noqa: PLC0415
 
     bounds.check()
     options = job.server_options(stream) | bounds.options()
-    try:
+    with in_one_line():
         parse_options(options)
-    except OptionError as error:
-        raise Misuse(in_flags(str(error))) from None
     return options
 
 

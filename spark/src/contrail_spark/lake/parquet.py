@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
-from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,9 @@ from contrail_spark.errors import LakeError
 from contrail_spark.lake import files
 from contrail_spark.lake.layout import (
     NO_TOKEN,
-    TEMPORARY,
     DataFile,
     Partition,
     quoted,
-    temporary_name,
 )
 from contrail_spark.lake.manifest import FileEntry
 from contrail_spark.lake.store import Lake
@@ -67,7 +64,7 @@ class DataFileWriter:
         self._lake = lake
         self._shard = shard
         self._commit = commit
-        self._temporary = lake.root / TEMPORARY / temporary_name(commit, uuid4().hex)
+        self._temporary = lake.temporary(commit)
         self._parquet = pq.ParquetWriter(self._temporary, SCHEMA, **_WRITER)
         # First and last sequence, first and last time.
         self._seqs = (0, 0)

@@ -82,7 +82,7 @@ class Lake:
                 cls.check_new(root)
                 for folder in (MANIFEST, TEMPORARY):
                     files.make_folders(root / folder)
-                temporary = root / TEMPORARY / temporary_name(0, uuid4().hex)
+                temporary = _temporary(root, 0)
                 # If another job is faster, its lake may be that of another stream.
                 # It may also have cleaned up already.
                 with suppress(FileExistsError, FileNotFoundError):
@@ -95,7 +95,12 @@ class Lake:
     def check_new(cls, root: Path) -> None:
         """Raise LakeError if no lake can begin in a folder, which need not exist."""
         with _as_lake_error(), suppress(FileNotFoundError):
-            if set(os.listdir(root)) - {MANIFEST, TEMPORARY}:
+            names = set(os.listdir(root))
+            if LAKE_FILE in names:
+                return  # another job was faster
+            # Commits without lake.json are those of a lake that has lost it.
+            begun = MANIFEST in names and any(map(parse_commit_name, os.listdir(root / MANIFEST)))
+            if begun or names - {MANIFEST, TEMPORARY}:
                 raise LakeError(f"{root} has other files and no lake")
 
     def check(self, stream: str, incarnation: str, token: int | None) -> None:
@@ -157,8 +162,8 @@ class Lake:
             after = replace(after, removed=waiting)
             whole = checkpoint_of(after, change.time_us)
             change = msgspec.structs.replace(change, checkpoint=whole)
-        temporary = self.root / TEMPORARY / temporary_name(change.number, uuid4().hex)
         with _as_lake_error():
+            temporary = self.temporary(change.number)
             try:
                 files.create(self._commit_path(change.number), encode(change), temporary)
             except (FileExistsError, FileNotFoundError):
@@ -195,11 +200,19 @@ class Lake:
                 file = parse_data_path(path.relative_to(self.root).as_posix())
                 if file is not None and is_garbage(file, state, removed_until_us):
                     found.append(path)
-            for path in sorted((self.root / TEMPORARY).iterdir()):
+            for path in sorted((self.root / TEMPORARY).glob("*")):
                 number = parse_temporary_name(path.name)
                 if number is not None and number <= state.number:
                     found.append(path)
         return found
+
+    def temporary(self, commit: int) -> Path:
+        """A new path for a file that is being written for a commit.
+
+        Makes its folder, which a copy of a lake may lack. Raises OSError.
+        """
+        files.make_folders(self.root / TEMPORARY)
+        return _temporary(self.root, commit)
 
     def verify(self, entry: FileEntry) -> str | None:
         """What is wrong with a file of the lake, compared with its entry; None if nothing is."""
@@ -245,6 +258,10 @@ class Lake:
 
     def _commit_path(self, number: int) -> Path:
         return self.root / MANIFEST / commit_name(number)
+
+
+def _temporary(root: Path, commit: int) -> Path:
+    return root / TEMPORARY / temporary_name(commit, uuid4().hex)
 
 
 def _partitioning(token: int | None) -> str:
