@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from contrail_pipeline.audit.findings import Finding
-from contrail_pipeline.audit.lakes import range_of, ranges
+from contrail_pipeline.audit.lakes import lost_ends, range_of, ranges
 from contrail_pipeline.audit.work import (
     FileTask,
     audit_range,
     check_archived,
     check_file,
 )
+from contrail_spark.lake.manifest import Commit, partition_of
 from contrail_spark.lake.store import Lake
 from tests.pipeline.audit_rig import Rows, TamperedServer, add_file, make_lake, task
+from tests.pipeline.lakes import write
 from tests.spark.replay_server import Refuse, row
 
 NODES = ("n1", "n2", "n3")
@@ -293,6 +295,32 @@ def test_a_missing_file_is_found(server: TamperedServer, tmp_path: Path) -> None
     [(kind, _, text)] = compared(server, lake)
     assert kind == "lake_file"
     assert path.name in text
+
+
+def test_files_that_are_replaced_before_they_are_read_are_no_finding(
+    server: TamperedServer, tmp_path: Path
+) -> None:
+    lake = make_lake(tmp_path / "lake", rows_of(server), (1, 30), (31, 80))
+    state = lake.state()
+    archived = range_of(lake, state, 0, 1, 80)
+    old = state.live_files()[0]
+    number = state.number + 1
+    again = write(lake, number, partition_of(old), rows_of(server)[:30])
+    change = Commit(number=number, job="t", time_us=0, added=(again,), removed=(old.path,))
+    lake.commit(state, change)
+    (lake.root / old.path).unlink()
+    assert told(audit_range(task(server, archived=archived)).findings) == []
+    assert archived.check() == []
+
+
+def test_a_stream_that_ends_before_its_lake_is_found(
+    server: TamperedServer, tmp_path: Path
+) -> None:
+    state = make_lake(tmp_path / "lake", rows_of(server), (1, 30), (31, 80)).state()
+    assert list(lost_ends(state, {0: 80})) == []
+    [finding] = lost_ends(state, {0: 50})
+    assert (finding.kind, finding.from_seq, finding.to_seq) == ("lost_end", 51, 80)
+    assert finding.message.startswith("shard 0 ends with sequence 50, but the lake has it through")
 
 
 def test_a_file_that_is_cut_off_is_found(server: TamperedServer, tmp_path: Path) -> None:

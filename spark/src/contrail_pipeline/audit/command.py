@@ -53,7 +53,7 @@ def audit(job: Job, stream: Stream, *, replicas: Replicas = False, lake: LakeFol
 
     The exit status is 1 if anything is wrong. Messages that retention removes meanwhile are not.
     """
-    from contrail_pipeline.audit.lakes import manifest_findings  # noqa: PLC0415
+    from contrail_pipeline.audit.lakes import lost_ends, manifest_findings  # noqa: PLC0415
 
     begun = _begin(job, stream, replicas=replicas, lake=lake)
     tasks = _range_tasks(begun)
@@ -64,6 +64,8 @@ def audit(job: Job, stream: Stream, *, replicas: Replicas = False, lake: LakeFol
     with job.spark() as spark:
         if begun.state is not None:
             findings += manifest_findings(begun.state)
+            ends = {shard: one.last_seq for shard, one in begun.before.states.items()}
+            findings += lost_ends(begun.state, ends)
             findings += _check_lake(begun, spark)
         if begun.nodes:
             tasks, absent = _without_absent(tasks)
@@ -212,12 +214,14 @@ def _check_lake(begun: Audit, spark: "SparkSession") -> "list[Finding]":
     lake, state = begun.lake, begun.state
     if lake is None or state is None:
         return []
-    tasks = [FileTask(lake.root, entry) for entry in state.live_files()]
-    found = [one for one in _run(begun.job, spark, "Files", check_file, tasks) if one is not None]
+    entries = state.live_files()
+    tasks = [FileTask(lake.root, entry) for entry in entries]
+    checked = _run(begun.job, spark, "Files", check_file, tasks)
+    found = {one.path: finding for one, finding in zip(entries, checked, strict=True) if finding}
     if found:
-        # A compaction may have replaced files meanwhile.
-        kept = {(one.shard, one.from_seq, one.to_seq) for one in lake.state().files.values()}
-        found = [one for one in found if (one.shard, one.from_seq, one.to_seq) in kept]
+        # A compaction or an erasure may have replaced files meanwhile.
+        kept = lake.state().files
+        found = {path: finding for path, finding in found.items() if path in kept}
     firsts = {one.shard: one.first_seq for one in begun.plan.shards}
     older = [
         part
@@ -228,14 +232,13 @@ def _check_lake(begun: Audit, spark: "SparkSession") -> "list[Finding]":
         if part.entries
     ]
     reports = _run(begun.job, spark, "Archive", check_archived, older)
-    damaged = {one.message.split()[0] for one in found}
     return [
-        *found,
+        *found.values(),
         *(
             one
             for report in reports
             for one in report.findings
-            if one.message.split()[0] not in damaged
+            if one.message.split()[0] not in found
         ),
     ]
 

@@ -1,6 +1,6 @@
 """Compares a lake with the stream that it was made from, and with its own manifest."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,14 +48,29 @@ class LakeRange:
 
     def read(self) -> pa.Table:
         """The messages in ascending sequence. Raises LakeError if a file cannot be read."""
+        lake, entries = Lake.open(self.root), self.entries
+        while True:
+            try:
+                return self._read(entries)
+            except FileNotFoundError as error:
+                # An erasure or a compaction may have replaced files meanwhile.
+                state = lake.state()
+                gone = [each.path for each in entries if not (self.root / each.path).exists()]
+                if still := [path for path in gone if path in state.files]:
+                    raise LakeError(f"{still[0]} is missing") from error
+                entries = range_of(lake, state, self.shard, self.from_seq, self.to_seq).entries
+
+    def _read(self, entries: tuple[FileEntry, ...]) -> pa.Table:
         bounds = [("seq", ">=", self.from_seq), ("seq", "<=", self.to_seq)]
         tables = [_SCHEMA.empty_table()]
-        for entry in self.entries:
+        for entry in entries:
             path = self.root / entry.path
             try:
                 # A folder such as date=2026-11-24 would become a column.
                 found = pq.read_table(path, filters=bounds, partitioning=None)
                 tables.append(found.select(_SCHEMA.names).cast(_SCHEMA))
+            except FileNotFoundError:
+                raise
             except (OSError, KeyError, ValueError, pa.ArrowException) as error:
                 raise LakeError(f"{entry.path} cannot be read: {error}") from error
         return pa.concat_tables(tables).sort_by("seq").combine_chunks()
@@ -193,6 +208,19 @@ def range_of(lake: Lake, state: State, shard: int, from_seq: int, to_seq: int) -
     return LakeRange(
         lake.root, shard, from_seq, to_seq, entries, tuple(common([(from_seq, to_seq)], list(lost)))
     )
+
+
+def lost_ends(state: State, last_seqs: Mapping[int, int]) -> Iterator[Finding]:
+    """Shards that end before their archive, which is of later sequences than the stream has."""
+    for shard, known in sorted(state.shards.items()):
+        last, archived = last_seqs.get(shard, 0), known.archived_through
+        if last < archived:
+            yield Finding(
+                "lost_end",
+                f"shard {shard} ends with sequence {last}, but the lake has it through {archived}: "
+                "the server has lost the end of the stream",
+                "stream", shard, last + 1, archived,
+            )  # fmt: skip
 
 
 def manifest_findings(state: State) -> Iterator[Finding]:
