@@ -286,6 +286,31 @@ def test_nothing_is_proven_behind_a_link_to_a_folder(tmp_path: Path) -> None:
         erase(lake, SECRET)
 
 
+def test_a_link_is_not_deleted_in_place_of_a_file(tmp_path: Path) -> None:
+    lake = made_lake(tmp_path / "lake", people(1, 30), people(31, 60))
+    path = lake.root / lake.state().live_files()[1].path
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Failed, match=f"does not belong there .*{path.name}"):
+        erase(lake, SECRET)
+    assert lake.state().number == 2, "nothing was erased before"
+
+
+def test_a_dry_run_names_the_damage_that_would_end_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalJob, "dry_run", True)
+    lake = made_lake(tmp_path / "lake", people(1, 30), people(31, 60))
+    first, second = (lake.root / each.path for each in lake.state().live_files())
+    assert erase(lake, SECRET)["messages"] == 20
+    second.write_bytes(second.read_bytes()[:-3])
+    with pytest.raises(Failed, match=rf"{second.name} cannot be read"):
+        erase(lake, SECRET)
+    first.unlink()
+    with pytest.raises(Failed, match=rf"{first.name} is missing"):
+        erase(lake, "s.nobody")
+
+
 def test_a_damaged_file_does_not_get_a_new_checksum(tmp_path: Path) -> None:
     lake = made_lake(tmp_path / "lake", people(1, 30))
     [entry] = lake.state().live_files()

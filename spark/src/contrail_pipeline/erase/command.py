@@ -33,7 +33,7 @@ def erase(
         bool, typer.Option("--stream", help="First erase them in the stream, and wait for that.")
     ] = False,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", help="With --stream: how long to wait.")
+        float, typer.Option(min=0, metavar="SECONDS", help="With --stream: how long to wait.")
     ] = 600.0,
     receipt: Annotated[
         Path | None, typer.Option(help="Also write the receipt to this file, outside of the lake.")

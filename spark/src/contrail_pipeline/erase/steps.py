@@ -42,7 +42,7 @@ from contrail_spark.lake.layout import (
     parse_data_path,
     parse_temporary_name,
 )
-from contrail_spark.lake.manifest import Commit, FileEntry, Range, State
+from contrail_spark.lake.manifest import Commit, Range, State
 from contrail_spark.lake.store import Lake
 from contrail_spark.options import parse_options
 
@@ -98,6 +98,8 @@ class Eraser:
             lake = Lake.open(self._root)
             state = lake.state()
             doomed = Doomed(self._wishes.subjects, self._ranges(state))
+            # First, so that nothing is half done, and no link is deleted in place of a file.
+            surveyed(lake.root)
             if not self._job.dry_run and self._wishes.in_stream:
                 self._erase_in_stream(lake, doomed)
             with self._job.spark() as spark:
@@ -166,7 +168,10 @@ class Eraser:
         affected = self._affected(spark, lake, doomed, state)
         if not affected:
             return True
-        tasks = [Rewrite(str(lake.root), each, doomed, state.number + 1) for each in affected]
+        tasks = [
+            Rewrite(str(lake.root), state.files[each.path], doomed, state.number + 1)
+            for each in affected
+        ]
         results = _run(spark, _shared(spark, tasks), rewrite, self._job, "rewriting")
         for each in results:
             if each.problem is None:
@@ -193,14 +198,15 @@ class Eraser:
 
     def _affected(
         self, spark: "SparkSession", lake: Lake, doomed: Doomed, state: State
-    ) -> list[FileEntry]:
+    ) -> list[Found]:
+        """The files of the lake that have messages to erase."""
         token = lake.info.token
         maybe = [each.path for each in state.live_files() if doomed.may_be_in(each, token)]
         found = self._scan(spark, lake, doomed, maybe, thorough=False)
         for each in found:
             if each.problem is not None:
                 raise Failed(f"the lake in {lake.root}: {each.problem}")
-        return [state.files[each.path] for each in found if each.doomed]
+        return [each for each in found if each.doomed]
 
     def _scan(
         self,
@@ -217,14 +223,8 @@ class Eraser:
 
     def _sweep_and_prove(self, spark: "SparkSession", lake: Lake, doomed: Doomed) -> bool:
         """Delete what has the messages and is not of the lake; True if nothing has them then."""
-        parquet, documents, unknown = everything(lake.root)
+        parquet, documents, temporary = surveyed(lake.root)
         found = self._scan(spark, lake, doomed, parquet, thorough=True)
-        temporary = [each for each in unknown if _is_temporary(each)]
-        if strange := sorted(set(unknown) - set(temporary)):
-            raise Failed(
-                f"the lake in {lake.root} has a file that does not belong there and may have "
-                f"copies of messages: {strange[0]}; remove it, and run this again"
-            )
         state = lake.state()
         dirty = [each for each in found if each.doomed or each.problem is not None]
         seen = {each.path for each in found}
@@ -259,11 +259,8 @@ class Eraser:
             lake.commit(state, Commit(number=state.number + 1, job="erase", time_us=now_us))
 
     def _tell(self, spark: "SparkSession", lake: Lake, doomed: Doomed, state: State) -> None:
-        maybe = [
-            each.path for each in state.live_files() if doomed.may_be_in(each, lake.info.token)
-        ]
-        found = self._scan(spark, lake, doomed, maybe, thorough=False)
-        files = [each for each in found if each.doomed]
+        check_there(lake, state.files)
+        files = self._affected(spark, lake, doomed, state)
         messages = sum(each.doomed for each in files)
         text = (
             f"would erase {units.counted(messages, 'message')} in "
@@ -327,15 +324,31 @@ def check_there(lake: Lake, paths: Iterable[str]) -> None:
             raise Failed(f"the lake in {lake.root}: {path} is missing")
 
 
+def surveyed(root: Path) -> tuple[list[str], list[str], list[str]]:
+    """All files below a lake: data files, documents without messages, and temporary ones.
+
+    Raises Failed if there are others.
+    """
+    parquet, documents, unknown = everything(root)
+    temporary = [each for each in unknown if _is_temporary(each)]
+    if strange := sorted(set(unknown) - set(temporary)):
+        raise Failed(
+            f"the lake in {root} has a file that does not belong there and may have copies of "
+            f"messages: {strange[0]}; remove it, and run this again"
+        )
+    return parquet, documents, temporary
+
+
 def everything(root: Path) -> tuple[list[str], list[str], list[str]]:
     """All files below a lake: data files, documents without messages, and all others.
 
-    Links to folders are among the others: what is behind them is not looked through.
+    Links are among the others: what is behind a folder is not looked through, and deleting a link
+    leaves the file.
     """
     parquet, documents, unknown = [], [], []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        links = [each for each in folders if Path(folder, each).is_symlink()]
-        for name in (*names, *links):
+        links = [each for each in (*folders, *names) if Path(folder, each).is_symlink()]
+        for name in {*names, *links}:
             path = Path(folder, name).relative_to(root).as_posix()
             if name in links:
                 unknown.append(path)
