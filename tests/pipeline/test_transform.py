@@ -22,6 +22,7 @@ from contrail_pipeline.transform.query import Transformation
 from tests.pipeline.commands import running as running_job
 from tests.spark.stored import stored
 from tests.support.command import run_contrail
+from tests.support.each import each
 from tests.support.servers import ServerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.usefixtures("spark")]
@@ -133,6 +134,7 @@ def test_stream_to_files(own_server: ServerProcess, tmp_path: Path) -> None:
         (("--to", "S"), 2, "would read what it writes"),
         (("--to", "NONE"), 3, "NONE"),
         (("--to-parquet", __file__), 2, "--to-parquet: "),
+        (("--to-parquet", "s3://bucket/rows"), 2, "a folder of a file system, not a URL"),
         (("--to", "T", "--every", "0s"), 2, "--every must be at least 1ms"),
         (("--to", "T", "--every", "soon"), 2, "--every"),
     ],
@@ -172,10 +174,8 @@ def test_what_makes_no_sense_is_refused_before_spark_starts(
 def test_sql_that_cannot_be_run_is_refused(
     spark: SparkSession, filled: ServerProcess, sql: str, text: str
 ) -> None:
-    source = {"url": filled.url, "stream": "S"}
-    work = Transformation(sql, source, "contrail", {"url": filled.url, "stream": "T"})
     with pytest.raises(Misuse) as refused:
-        work.result(spark)
+        transformation(filled, sql).result(spark)
     assert text in str(refused.value)
 
 
@@ -189,13 +189,74 @@ def test_other_statements_and_rows_that_vary_are_refused(
         ("set spark.sql.ansi.enabled=false", "one SELECT, and no other"),
         (f"{row} limit 3", "has the operator GlobalLimit"),
         (f"{row} where rand() < 0.5", "a function such as rand"),
+        (f"{row} where subject in (select cast(id as string) from range(9))", "has a subquery"),
+        (f"{row} where exists (select 1 from range(9) where id = seq)", "has a subquery"),
+        (f"{row} except select 't.1', cast('x' as binary)", "has the operator Except"),
+        (
+            f"{row}, lateral (select id from range(9) where id = seq)",
+            "has the operator LateralJoin",
+        ),
+        (f"{row} order by seq", "cannot be run: Sorting is not supported"),
     ):
-        source = {"url": filled.url, "stream": "S"}
-        work = Transformation(sql, source, "contrail", {"url": filled.url, "stream": "T"})
         with pytest.raises(Misuse, match=text):
-            work.result(spark)
+            transformation(filled, sql).result(spark)
     assert not out.exists()
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+
+
+def transformation(server: ServerProcess, sql: str) -> Transformation:
+    source = {"url": server.url, "stream": "S"}
+    return Transformation(sql, source, "contrail", {"url": server.url, "stream": "T"})
+
+
+ROW = "'t.1' as subject, data"
+
+
+@each(
+    ("sql", "text"),
+    [
+        (f"select uuid() as msg_id, {ROW} from messages", "the column msg_id has"),
+        (f"select r || 1 as msg_id, {ROW} from (select *, uuid() as r from messages)", "msg_id"),
+        (f"with a as (select uuid() as msg_id, {ROW} from messages) select * from a", "msg_id"),
+        (
+            f"select cast(seq as string) as msg_id, {ROW} from messages "
+            f"union all select uuid(), {ROW} from messages",
+            "msg_id",
+        ),
+        (
+            f"select msg_id, {ROW} from messages lateral view explode(array(uuid())) as msg_id",
+            "msg_id",
+        ),
+        (f"select shard, cast(rand() * 9 as long) as seq, {ROW} from messages", "shard and seq"),
+    ],
+)
+def test_an_id_that_varies_is_refused(
+    spark: SparkSession, filled: ServerProcess, sql: str, text: str
+) -> None:
+    with pytest.raises(Misuse, match=text):
+        transformation(filled, sql).result(spark)
+
+
+@each(
+    "sql",
+    [
+        # Rows that vary, with ids that do not.
+        "select shard, seq, 't.1' as subject, uuid() as data from messages",
+        f"select 'm' || seq as msg_id, {ROW} from messages where rand() < 0.5",
+        f"select shard, seq, {ROW} from messages, range(9) where id = seq",
+        # Rows that keep their order, and need no id.
+        f"with a as (select {ROW} from messages) select * from a where data > ''",
+        f"select /*+ broadcast(m) */ {ROW} from messages m",
+        f"from messages |> select {ROW}",
+        f"select {ROW} from messages union all select {ROW} from messages",
+        "select 't.1' as subject, e as data from messages lateral view explode(array('a')) as e",
+        f"select {ROW} from messages watermark time delay of interval 1 second",
+    ],
+)
+def test_rows_that_are_known_again_are_allowed(
+    spark: SparkSession, filled: ServerProcess, sql: str
+) -> None:
+    assert transformation(filled, sql).result(spark).isStreaming
 
 
 def test_a_server_that_does_not_answer_is_no_mistake_in_the_sql(

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from contrail_client.cli.ending import Failed
 from contrail_pipeline.transform.checkpoint import FILE, Made, check, note
 from contrail_pipeline.transform.failures import failure_of
 from contrail_pipeline.transform.supervision import Progress, Supervisor, progress_of
+from tests.pipeline.jobs import no_space
 
 MADE = Made(sql="select *\nfrom messages", source="S", target="T")
 
@@ -75,6 +76,14 @@ def test_failure_is_one_sentence(text: str, sentence: str, passing: bool) -> Non
     assert (found.sentence, found.passing) == (sentence, passing)
 
 
+def test_what_spark_finds_in_the_query_itself_is_for_good() -> None:
+    sorting = "Sorting is not supported on streaming DataFrames/Datasets"
+    found = failure_of(AnalysisException(sorting))
+    assert (found.sentence, found.passing) == (sorting, False)
+    away = "Failed: contrail_spark.errors.UnavailableError: read S: connection refused"
+    assert failure_of(AnalysisException(away)).passing
+
+
 # The checkpoint ----------------------------------------------------------------------------------
 def test_new_checkpoint_is_taken_and_known_again(tmp_path: Path) -> None:
     check(tmp_path / "new", MADE, accept=False)
@@ -105,6 +114,11 @@ def test_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="not made by this job"):
         check(tmp_path, MADE, accept=False)
     check(tmp_path, MADE, accept=True)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with no_space(), pytest.raises(Failed, match=f"checkpoint {tmp_path}: File too large"):
+        note(tmp_path, MADE)
 
 
 def test_damaged_note_and_a_file_instead_of_a_folder_are_named(tmp_path: Path) -> None:

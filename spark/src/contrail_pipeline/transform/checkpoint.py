@@ -53,14 +53,20 @@ def check(folder: Path, made: Made, *, accept: bool) -> None:
 
 
 def note(folder: Path, made: Made) -> None:
-    """Write down what the checkpoint is made with, before Spark writes to it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{FILE}.{os.getpid()}"
-    with draft.open("wb") as file:
-        file.write(msgspec.json.encode(made))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / FILE)
+    """Write down what the checkpoint is made with, before Spark writes to it.
+
+    Raises Failed if that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f".{FILE}.{os.getpid()}"
+        with draft.open("wb") as file:
+            file.write(msgspec.json.encode(made))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / FILE)
+    except OSError as error:
+        raise Failed(f"cannot write to the checkpoint {folder}: {error.strerror}") from error
 
 
 def _first_difference(before: str, after: str) -> int:

@@ -9,7 +9,8 @@ import typer
 
 from contrail_client.cli import show
 from contrail_client.cli.ending import Failed, Misuse
-from contrail_pipeline.job import Job
+from contrail_pipeline.job import Job, folder_of
+from contrail_spark.lake.layout import LAKE_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +73,7 @@ def transform(  # noqa: PLR0913 - all of them are named
     work = _transformation(job, sql, source, limits, to, to_parquet)
     target = to if to is not None else f"parquet:{work.target['path']}"
     made = Made(sql=sql, source=source, target=target)
-    folder = checkpoint.absolute()
+    folder = folder_of(checkpoint, "--checkpoint")
     check(folder, made, accept=accept_changes)
     with job.spark() as spark:
         _silence(spark)
@@ -150,9 +151,12 @@ def _transformation(
         job.client.get_stream(to)
         return Transformation(sql, read, "contrail", job.server_options(to))
     assert folder is not None  # as was checked above
-    if folder.exists() and not folder.is_dir():
+    root = folder_of(folder, "--to-parquet")
+    if root.exists() and not root.is_dir():
         raise Misuse(f"--to-parquet: {folder} is no folder")
-    return Transformation(sql, read, "parquet", {"path": str(folder.absolute())})
+    if (root / LAKE_FILE).exists():
+        raise Misuse(f"--to-parquet: {folder} is a lake, to which only its jobs may write")
+    return Transformation(sql, read, "parquet", {"path": str(root)})
 
 
 def _show(job: Job, spark: "SparkSession", work: "Transformation") -> None:

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark.errors import AnalysisException
+
 from contrail_pipeline.failures import reason_of
 from contrail_spark import errors
 
@@ -35,5 +37,7 @@ def failure_of(error: BaseException) -> Failure:
             "of time and a watermark",
             passing=False,
         )
+    # Spark's checks of streaming queries have no SQLSTATE.
+    analysed = isinstance(error, AnalysisException)
     states = set(_SQLSTATE.findall(text))
-    return Failure(found.sentence, passing=not states & _USERS_FAULTS)
+    return Failure(found.sentence, passing=not (analysed or states & _USERS_FAULTS))

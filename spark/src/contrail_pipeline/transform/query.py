@@ -15,25 +15,23 @@ from contrail_spark.layout import IdSource, parse_layout
 from contrail_spark.options import parse_write_options
 
 VIEW: Final = "messages"
-_REORDERING: Final = frozenset(
+_IN_ORDER: Final = frozenset(
     {
-        "Aggregate",
-        "Deduplicate",
-        "DeduplicateWithinWatermark",
-        "Distinct",
-        "GlobalLimit",
-        "Join",
-        "LocalLimit",
-        "Offset",
-        "Repartition",
-        "RepartitionByExpression",
-        "RebalancePartitions",
-        "Sample",
-        "Sort",
-        "Window",
+        "CTERelationDef",
+        "CTERelationRef",
+        "EventTimeWatermark",
+        "Filter",
+        "Generate",
+        "Project",
+        "ResolvedHint",
+        "StreamingRelationV2",
+        "SubqueryAlias",
+        "Union",
+        "View",
+        "WithCTE",
     }
 )
-"""Operators after which Spark may repeat rows in other partitions, or in another order."""
+"""Operators that repeat the rows of a batch in the same partitions and order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +56,13 @@ class Transformation:
             if not result.isStreaming:
                 raise Misuse(f"the SQL does not read the view {VIEW}, which has the stream")
             _check_append(spark, result)
+            if self.form == "contrail":
+                self._check_layout(spark, result)
         except PySparkException as error:
             failure = failure_of(error)
             if failure.passing:
                 raise
             raise Misuse(f"the SQL cannot be run: {failure.sentence}") from error
-        if self.form == "contrail":
-            self._check_layout(result)
         return result
 
     def plan(self, spark: SparkSession) -> str:
@@ -98,26 +96,52 @@ class Transformation:
             return {**self.target, "sourceStream": self.source["stream"]}
         return dict(self.target)
 
-    def _check_layout(self, result: DataFrame) -> None:
+    def _check_layout(self, spark: SparkSession, result: DataFrame) -> None:
         try:
             layout = parse_layout(result.schema, parse_write_options(self._target(result)))
         except ContrailSparkError as error:
             text = str(error).replace("the frame", "the result of the SQL")
             raise Misuse(text) from error
-        if layout.ids is not IdSource.ROW:
-            return
-        plan = result._jdf.queryExecution().analyzed()
-        moved = sorted(_operators(plan) & _REORDERING)
-        if moved or not plan.deterministic():
-            cause = "a function such as rand or uuid, with which Spark may repeat other rows"
-            if moved:
-                cause = (
-                    f"the operator {moved[0]}, after which Spark may repeat rows in another order"
-                )
-            raise Misuse(
-                f"the SQL has {cause}: give each row an id of its own in a column msg_id, or keep "
-                "the columns shard and seq, so that no message is stored twice"
-            )
+        if layout.ids is IdSource.ROW:
+            _check_rows(result)
+        else:
+            _check_ids(spark, result)
+
+
+def _check_rows(result: DataFrame) -> None:
+    """Raise Misuse unless a row has the same place when Spark repeats a batch."""
+    plan = result._jdf.queryExecution().analyzed()
+    nodes = list(_nodes(plan))
+    moved = sorted({each.nodeName() for each in nodes} - _IN_ORDER)
+    if moved:
+        cause = f"the operator {moved[0]}, after which Spark may repeat rows in another order"
+    elif not all(each.subqueries().isEmpty() for each in nodes):
+        cause = "a subquery, after which Spark may repeat rows in another order"
+    elif not plan.deterministic():
+        cause = "a function such as rand or uuid, with which Spark may repeat other rows"
+    else:
+        return
+    raise Misuse(
+        f"the SQL has {cause}: give each row an id of its own in a column msg_id, or keep the "
+        "columns shard and seq, so that no message is stored twice"
+    )
+
+
+def _check_ids(spark: SparkSession, result: DataFrame) -> None:
+    """Raise Misuse if a row may have another id when Spark repeats a batch."""
+    msg_id, source = "msg_id", ("shard", "seq", "stream")
+    names = [msg_id] if msg_id in result.columns else [*set(source) & set(result.columns)]
+    plan = result.select(*names)._jdf.queryExecution().analyzed()
+    # The optimizer removes what the ids are not made of.
+    pruned = spark._jsparkSession.sessionState().optimizer().execute(plan)
+    # Which rows there are may vary: each is stored once all the same.
+    if all(_is_fixed(each) for each in _nodes(pruned) if each.nodeName() != "Filter"):
+        return
+    text = "the column msg_id has" if msg_id in names else "the columns shard and seq have"
+    raise Misuse(
+        f"{text} values of a function such as rand or uuid, which are others when Spark repeats a "
+        "batch, so that messages would be stored twice: make the id of what is in the message"
+    )
 
 
 def _check_select(spark: SparkSession, sql: str) -> None:
@@ -131,16 +155,20 @@ def _check_select(spark: SparkSession, sql: str) -> None:
         raise Misuse("the file must have one SELECT, and no other statement") from error
 
 
-def _operators(plan: Any) -> set[str]:
-    """The names of the operators in a plan."""
+def _nodes(plan: Any) -> Iterator[Any]:
+    """The operators of a plan."""
+    yield plan
+    for child in _each(plan.children()):
+        yield from _nodes(child)
 
-    def below(node: Any) -> Iterator[str]:
-        yield node.nodeName()
-        children = node.children()
-        for at in range(children.size()):
-            yield from below(children.apply(at))
 
-    return set(below(plan))
+def _is_fixed(node: Any) -> bool:
+    return all(each.deterministic() for each in _each(node.expressions()))
+
+
+def _each(found: Any) -> Iterator[Any]:
+    """The elements of a sequence in Scala."""
+    return (found.apply(at) for at in range(found.size()))
 
 
 def _check_append(spark: SparkSession, result: DataFrame) -> None:
