@@ -7,13 +7,13 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from contrail_api.publishing.single import SinglePublish
 from contrail_common.model import PublishMessage
-from contrail_edge.app import EdgeApp
-from contrail_edge.direct import Connection, DirectExchange
+from contrail_edge.direct import DirectExchange
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
@@ -21,7 +21,6 @@ from contrail_edge.known_heads import KnownHeads
 from tests.contract.twin import slow_down
 
 _send, _read, _split = DirectExchange._send, DirectRead.__call__, KnownHeads.split
-_known_exchange = EdgeApp.known_exchange
 
 
 def _answering(change: Callable[[Response], Response]) -> Callable[..., None]:
@@ -36,7 +35,8 @@ def _another_status(answer: Response) -> Response:
 
 
 def _lost_header(answer: Response) -> Response:
-    return replace(answer, headers=[one for one in answer.headers if one[0] != b"durability"])
+    left = [one for one in answer.headers if one[0] != b"durability"]
+    return replace(answer, headers=left, template=b"")
 
 
 def _lost_field(answer: Response) -> Response:
@@ -82,14 +82,14 @@ def _first_body(self: KnownHeads, data: bytes) -> Any:
     return (*found[:2], _bodies.setdefault(head, found[2]))
 
 
-def _first_query(self: EdgeApp, data: bytes, connection: Connection) -> Any:
+def _first_query(self: KnownHeads, data: bytes) -> Any:
     """Take the query that a known head came with first for all of them."""
-    exchange = _known_exchange(self, data, connection)
-    if exchange is not None and exchange.method == "GET":
-        known = self.known_heads.split(data)
-        assert known is not None
-        exchange.query_string = known[0].scope["query_string"]
-    return exchange
+    found = _split(self, data)
+    if found is None or found[0].target is not None:
+        return found
+    known, part, body = found
+    query = known.scope["query_string"]
+    return known, part.partition(b"?")[0] + b"?" * bool(query) + query, body
 
 
 PLANTS: Final[dict[str, tuple[type, str, Callable[..., Any]]]] = {
@@ -100,7 +100,7 @@ PLANTS: Final[dict[str, tuple[type, str, Callable[..., Any]]]] = {
     "a limit that is not checked": (DirectRead, "__call__", _unchecked_limit),
     "a cache of a deleted stream": (DirectRead, "__call__", _cached),
     "the body of another request": (KnownHeads, "split", _first_body),
-    "the query of another request": (EdgeApp, "known_exchange", _first_query),
+    "the query of another request": (KnownHeads, "split", _first_query),
 }
 
 

@@ -10,9 +10,10 @@ import pytest
 import uvloop
 
 from contrail_edge import known_heads
-from contrail_edge.direct import DirectExchange, DirectTarget
+from contrail_edge.direct import DirectExchange, DirectHead, DirectTarget
 from contrail_edge.http_protocol import EdgeHttpProtocol
 from contrail_edge.known_heads import KnownHeads
+from contrail_edge.metrics import RouteTimings
 from contrail_edge.routing import Direct
 from contrail_edge.server import EdgeServer
 from tests.support.each import each
@@ -230,9 +231,10 @@ def learned(data: bytes) -> KnownHeads:
     heads, head = KnownHeads(), data.partition(b"\r\n\r\n")[0]
     method = head.partition(b" ")[0].decode()
     scope = {"method": method, "raw_path": b"/", "query_string": b"", "headers": []}
-    target = DirectTarget("", Direct(lambda *_: None, body_bytes_max=4), {})
-    exchange = DirectExchange(scope, target, Edge().app, cast(Any, None))
-    exchange.content = data[len(head) + 4 :]
+    target = DirectTarget("", Direct(lambda *_: None, body_bytes_max=4), {}, RouteTimings())
+    body = data[len(head) + 4 :]
+    whole = DirectHead(scope, {})
+    exchange = DirectExchange(whole, target, Edge().app, cast(Any, None), content=body)
     exchange.more_body = False
     heads.learn(data, exchange)
     return heads
@@ -244,6 +246,12 @@ def learned(data: bytes) -> KnownHeads:
         (post(b"x"), post(b"xy"), b"xy"),
         (post(b"x"), post(b"x" * 5), None),
         (post(b"x"), post(b"xy")[:-1], None),
+        (post(b""), post(b"")[:-1], None),
+        (post(b""), post(b"")[:-4], None),
+        (post(b"x"), post(b"x").replace(b": 1\r\n", b": 1\r\r\n"), None),
+        (post(b"x"), post(b"").replace(b"ength: 0", b"ength: "), None),
+        (post(b"x"), post(b"").replace(b"ength: 0", b""), None),
+        (post(b"x", b"A: 1"), post(b"x"), None),
         (post(b"x"), post(b"xy") + b"z", None),
         (post(b"x"), post(b"xy").replace(b": 2", b": 02"), None),
         (post(b"x"), post(b"x", subject=b"a.c"), None),
@@ -254,6 +262,9 @@ def learned(data: bytes) -> KnownHeads:
         ),
         (get(_ONE + b"1"), get(b"/"), b""),
         (get(_ONE + b"1"), get(b"/?a=%20"), b""),
+        (get(_ONE + b"1"), get(b"/")[:-1], None),
+        (get(_ONE + b"1"), get(b"/")[:-4], None),
+        (get(_ONE + b"1"), get(b"/").replace(b" HTTP", b"HTTP"), None),
         (get(_ONE + b"1"), get(_ONE + b'"'), None),
         (get(_ONE + b"1"), get(_ONE + b"\xfc"), None),
         (get(_ONE + b"1"), get(b"x"), None),

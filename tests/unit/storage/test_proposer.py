@@ -77,7 +77,10 @@ class Bench:
             else:
                 future.set_result(outcome)
 
-        self.proposer.append(shard, *contents_of(content, settle))
+        if isinstance(content, list) and len(content) == 1:
+            self.proposer.append(shard, content[0], settle)
+        else:
+            self.proposer.append(shard, *contents_of(content, settle))
         return future
 
     def answer(self, shard: int, command: cmd.Command) -> Result:

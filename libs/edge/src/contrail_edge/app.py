@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
-from contrail_edge.direct import Connection, DirectExchange, DirectTarget
+from contrail_edge.direct import SERVER_ERROR, Connection, DirectExchange, DirectTarget
 from contrail_edge.http import problems
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
@@ -25,6 +25,7 @@ from contrail_edge.http.requests import (
     ClientGoneError,
     EdgeState,
     Request,
+    request_ids,
 )
 from contrail_edge.http.responses import Answer, Header, Response
 from contrail_edge.http.settings import EdgeSettings
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger(__name__)
 
-INTERNAL_STATUS: Final = 500
 BUSY_STATUS: Final = 503
 """Not logged: readiness and metrics show it, and a line for each refusal would add load."""
 
@@ -89,6 +89,7 @@ class EdgeApp:
             UnreadBudget(settings.unread_bytes_of_all_max, settings.connections_max),
             Cors(settings.allowed_origins),
             settings.waiting_max,
+            access_log=settings.access_log,
         )
         # Checks tokens and sites.
         self.guard = Guard(settings)
@@ -215,7 +216,9 @@ class EdgeApp:
             cut(request)
         finally:
             request.release()
-            self.account(request, label, status, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            self.metrics.route(request.method, label).answered(status, seconds)
+            self.log_answer(request, status, seconds)
 
     # Direct answers ------------------------------------------------------------------------------
     def direct_target(self, method: bytes, url: bytes) -> DirectTarget | None:
@@ -255,32 +258,36 @@ class EdgeApp:
         route = found[0].route
         if route is None or route.direct is None:
             return None
-        return DirectTarget(route.template, route.direct, found[1])
+        timings = self.metrics.route(route.method, route.template)
+        return DirectTarget(route.template, route.direct, found[1], timings)
 
-    def known_exchange(self, data: bytes, connection: Connection) -> DirectExchange | None:
-        """Return the exchange of the request ``data``, with its body, if its head is known.
+    def answer_known(self, data: bytes, connection: Connection) -> bool:
+        """Answer the request ``data``, with its body, if its head is known.
 
-        None for all others, and for a request that is to be refused before it is handled.
+        False for all others, and for a request that is to be refused before it is handled.
         """
         found = self.known_heads.split(data)
         if found is None:
-            return None
+            return False
         known, part, content = found
         target = known.target or self.direct_target(b"GET", part)
-        if target is None:
-            return None
-        exchange = DirectExchange(known.scope, target, self, connection, headers=known.headers)
-        try:
-            if known.target is None:
-                exchange.raw_path, _, exchange.query_string = part.partition(b"?")
+        if target is None or not self.state.bodies.take(0, len(content)):
+            return False
+        new_id = next(request_ids)  # such a head has none
+        exchange = DirectExchange(
+            known, target, self, connection, content=content, request_id=new_id
+        )
+        if known.target is None:
+            exchange.raw_path, _, exchange.query_string = part.partition(b"?")
+            try:
                 self.guard.check(exchange)  # some paths need no token, and others do
-            else:
-                exchange.hold(len(content))
-        except ApiError:
-            return None
-        exchange.content = content
-        exchange.prepared = known.prepared
-        return exchange
+            except ApiError:
+                return False
+        if not connection.begin_known(exchange):
+            exchange.release()
+            return False
+        self.answer_directly(exchange)
+        return True
 
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Call the direct handler of a request whose body is complete."""
@@ -296,14 +303,13 @@ class EdgeApp:
         finally:
             leave_context(outer)
 
-    def account(self, request: Request, template: str, status: int, seconds: float) -> None:
-        """Count an answered request; log it if access logs are on or the server failed."""
-        self.metrics.answered(request.method, template, status, seconds)
-        if self._settings.access_log or (status >= INTERNAL_STATUS and status != BUSY_STATUS):
+    def log_answer(self, request: Request, status: int, seconds: float) -> None:
+        """Log an answered request if access logs are on or the server failed."""
+        if self.state.access_log or (status >= SERVER_ERROR and status != BUSY_STATUS):
             outer = enter_context(request)
             try:
                 _log.log(
-                    logging.WARNING if status >= INTERNAL_STATUS else logging.INFO,
+                    logging.WARNING if status >= SERVER_ERROR else logging.INFO,
                     "request",
                     method=request.scope["method"],
                     path=request.raw_path.decode("latin-1"),

@@ -19,24 +19,42 @@ from contrail_common.errors import ApiError
 from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.problems import refusal
 from contrail_edge.http.requests import EdgeState, Request, no_more
-from contrail_edge.http.responses import Response
+from contrail_edge.http.responses import Response, header_lines
+from contrail_edge.metrics import RouteTimings
 from contrail_edge.routing import Direct
 
+SERVER_ERROR: Final = 500
+"""From this status on, an answer is logged if it is not expected under load."""
 _log: Final = structlog.get_logger(__name__)
-_LINE: Final = b"%b: %b\r\n"
 
 
 class DirectTarget(msgspec.Struct, frozen=True, eq=False):
-    """The direct handler of a path, and the path's parameters."""
+    """The direct handler of a path, the path's parameters, and what counts its answers."""
 
     template: str
     direct: Direct
     path_values: dict[str, str]
+    timings: RouteTimings
 
     def with_last(self, value: str) -> "DirectTarget":
         """Return this target with another value of the parameter that ends the path."""
         name = self.template.rpartition("/")[2][1:-1]
-        return DirectTarget(self.template, self.direct, {**self.path_values, name: value})
+        values = {**self.path_values, name: value}
+        return DirectTarget(self.template, self.direct, values, self.timings)
+
+
+class DirectHead(msgspec.Struct, frozen=True, eq=False):
+    """The head of a request. Nothing of it must change: later requests may have the same one.
+
+    ``scope`` and ``headers`` then have the target or the Content-Length of the request that it was
+    learned from, which says nothing about others. ``prepared`` is what the handler has made of the
+    head. ``target`` is None if it may differ, as in a known read, or is not found yet.
+    """
+
+    scope: Scope
+    headers: dict[bytes, bytes]
+    target: DirectTarget | None = None
+    prepared: object = None
 
 
 class Edge(Protocol):
@@ -48,8 +66,8 @@ class Edge(Protocol):
         """Return the answer to a refused request."""
         ...
 
-    def account(self, request: Request, template: str, status: int, seconds: float) -> None:
-        """Count an answered request, and log it if that is due."""
+    def log_answer(self, request: Request, status: int, seconds: float) -> None:
+        """Log an answered request if that is due."""
         ...
 
 
@@ -57,6 +75,10 @@ class Connection(Protocol):
     """What an exchange needs of the connection that its request came on."""
 
     transport: asyncio.Transport
+
+    def begin_known(self, exchange: "DirectExchange") -> bool:
+        """Make the exchange of a known head the current request; False if it must be parsed."""
+        ...
 
     def on_direct_answer(self) -> None:
         """Begin what follows an answer that was written."""
@@ -84,21 +106,39 @@ class DirectExchange(Request):
 
     def __init__(
         self,
-        scope: Scope,
+        head: DirectHead,
         target: DirectTarget,
         edge: Edge,
         connection: Connection,
         *,
+        content: bytes = b"",
         keep_alive: bool = True,
-        headers: dict[bytes, bytes] | None = None,
+        request_id: bytes | None = None,
     ) -> None:
-        """``headers``: as in `Request`."""
-        super().__init__(scope, no_more, edge.state, headers)
+        """``content`` is counted in ``edge.state.bodies``.
+
+        ``request_id`` is None if the client may have sent one.
+        """
+        # All fields of `Request`: to call its constructor for each message would take longer.
+        scope = self.scope = head.scope
+        self.method = scope["method"]
+        self.raw_path = scope["raw_path"]
+        self.query_string = scope["query_string"]
+        self.raw_headers = scope["headers"]
+        self.headers = head.headers
+        self.path_values = target.path_values
+        self.prepared = head.prepared
+        self.head_only = False
+        self.body_pending = True
+        self.state = edge.state
+        self._receive = no_more
+        self._reserved = len(content)
+        self._gone = None
+        self._id = request_id
         self.begun = time.perf_counter()
         self.target = target
-        self.path_values = target.path_values
         self.keep_alive = keep_alive
-        self.content = b""
+        self.content = content
         """The body, as far as it has arrived."""
         self.more_body = True
         self.disconnected = False
@@ -131,30 +171,47 @@ class DirectExchange(Request):
             answer = self._edge.refusal(self, answer)
         self.release()
         self._send(answer)
-        seconds = time.perf_counter() - self.begun
-        self._edge.account(self, self.target.template, answer.status, seconds)
+        status, seconds = answer.status, time.perf_counter() - self.begun
+        self.target.timings.answered(status, seconds)
+        if status >= SERVER_ERROR or self.state.access_log:
+            self._edge.log_answer(self, status, seconds)
 
     def _send(self, answer: Response) -> None:
         """Write the whole answer, and close the connection if it is not kept alive."""
         self.response_complete = True
-        transport = self._connection.transport
+        transport, state = self._connection.transport, self.state
         if self.disconnected or transport.is_closing():
             return
-        head = self._head(answer)
-        if head is None:
-            _log.error("unsound_header", path=self.target.template)
-            answer = refusal(self, ApiError(errors.INTERNAL))
-            head = self._head(answer)
-            assert head is not None
-        data = head + answer.body
+        if answer.template and self.keep_alive and not state.cors.enabled:
+            lines = answer.template % len(answer.body)
+        else:
+            answer, lines = self._sound(answer)
+        data = b"%b%b%bx-request-id: %b\r\n\r\n%b" % (
+            STATUS_LINE[answer.status],
+            state.common_lines,
+            lines,
+            self._id or self.request_id,
+            answer.body,
+        )
         transport.write(data)
-        self.state.unread.wrote(transport, len(data))
+        # Most answers are sent at once.
+        if transport.get_write_buffer_size() or state.unread.held:
+            state.unread.wrote(transport, len(data))
         if not self.keep_alive:
             transport.close()
         self._connection.on_direct_answer()
 
-    def _head(self, answer: Response) -> bytes | None:
-        """Return the head of ``answer``, or None if one of its headers has a line break."""
+    def _sound(self, answer: Response) -> tuple[Response, bytes]:
+        """Return ``answer``, or a refusal if it is unsound, and the lines of its headers."""
+        lines = self._lines(answer)
+        if lines is None:
+            _log.error("unsound_header", path=self.target.template)
+            answer = refusal(self, ApiError(errors.INTERNAL))
+            lines = self._lines(answer)
+            assert lines is not None
+        return answer, lines
+
+    def _lines(self, answer: Response) -> bytes | None:
         headers = answer.wire_headers()
         if not self.keep_alive:
             headers = [*headers, (b"connection", b"close")]
@@ -162,10 +219,4 @@ class DirectExchange(Request):
         if cors.enabled:
             names = [*(name for name, _ in headers), X_REQUEST_ID]
             headers = [*headers, *self.cors_headers(names)]
-        lines = b"".join(map(_LINE.__mod__, headers))
-        # A line break in a value, for example from a stored header, would forge headers or an
-        # answer.
-        if not lines.count(b"\n") == lines.count(b"\r") == len(headers):
-            return None
-        status, common = STATUS_LINE[answer.status], self.state.common_lines
-        return b"%b%b%bx-request-id: %b\r\n\r\n" % (status, common, lines, self.request_id)
+        return header_lines(headers)

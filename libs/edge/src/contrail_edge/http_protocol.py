@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from contrail_common import errors
 from contrail_common.errors import ApiError
 from contrail_edge.app import EdgeApp
-from contrail_edge.direct import DirectExchange
+from contrail_edge.direct import DirectExchange, DirectHead
 from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
 from contrail_edge.http.headers import X_REQUEST_ID, elements
@@ -108,14 +108,18 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read the bytes now or, if the turn is over, in a later pass of the event loop."""
+        if self._waiting or self.edge.state.turns.over:
+            self._wait(data)
+        elif self._idle_since is None or not self.edge.answer_known(data, self):
+            self._feed(data)
+
+    def _wait(self, data: bytes) -> None:
         if self._waiting:
             self._waiting += data  # somebody has let the transport read again
-        elif self.edge.state.turns.over:
+        else:
             self._waiting = data
             self.transport.pause_reading()
             self.edge.state.turns.add(self._read_waiting)
-        else:
-            self._read(data)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Close, in a later pass of the event loop if thousands end at once."""
@@ -127,28 +131,28 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return
         if not self.flow.read_paused:
             self.transport.resume_reading()
-        self._read(data)
+        if self._idle_since is None or not self.edge.answer_known(data, self):
+            self._feed(data)
 
-    def _read(self, data: bytes) -> None:
-        """Answer a whole request with a known head, or feed the parser."""
-        if self._refused:
-            # Nobody knows where the next request begins: these bytes may be the refused body.
-            return
-        # After a direct answer, nothing of the next request has arrived. The parser stays between
-        # two requests if it does not see this one.
-        if self._idle_since is not None and not self.flow.write_paused:
-            known = self.edge.known_exchange(data, self)
-            if known is not None:
-                self._idle_since = None
-                if self.timeout_keep_alive_task is not None:
-                    self._unset_keepalive_if_required()
-                self._begin_directly(known)
-                self.edge.answer_directly(known)
-                return
-        self._feed(data)
+    def begin_known(self, exchange: DirectExchange) -> bool:
+        """Make an exchange the current request, which the parser does not see; False if it must.
+
+        Only after a direct answer: nothing of the next request has been parsed then.
+        """
+        if self.flow.write_paused or self._refused:
+            return False
+        self._idle_since = None
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        self._request = self._direct = self._running = exchange
+        self.cycle = exchange  # type: ignore[assignment]
+        return True
 
     def _feed(self, data: bytes) -> None:
         """Feed the parser, and set or stop the deadline of the missing bytes."""
+        if self._refused:
+            # Nobody knows where the next request begins: these bytes may be the refused body.
+            return
         before, whole = self._direct, not (self._begun or self._body_open)
         if not whole:
             self._unparsed += len(data)
@@ -197,11 +201,6 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 self._refuse(refusal)
                 return False
         return True
-
-    def _begin_directly(self, exchange: DirectExchange) -> None:
-        """Make an exchange the current request and its cycle."""
-        self._request = self._direct = self._running = exchange
-        self.cycle = exchange  # type: ignore[assignment]
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
@@ -308,7 +307,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._admitted = False  # the application answers why, and the body is never buffered
         direct = self._direct_exchange(request, method) if self._admitted else None
         if direct is not None:
-            self._begin_directly(direct)
+            self._request = self._direct = self._running = direct
+            self.cycle = direct  # type: ignore[assignment]
         else:
             # uvicorn stops reading when a request has to wait, but may have read thousands by then.
             if len(self.pipeline) >= self.settings.pipelined_max:
@@ -342,21 +342,14 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if direct.accepts and headers.get(b"accept", b"*/*") not in direct.accepts:
             return None
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        return DirectExchange(
-            request.scope,
-            target,
-            self.edge,
-            self,
-            keep_alive=keep_alive,
-            headers=request.headers,
-        )
+        head = DirectHead(request.scope, request.headers)
+        return DirectExchange(head, target, self.edge, self, keep_alive=keep_alive)
 
     def on_direct_answer(self) -> None:
         """Do what uvicorn does after an answer, with one timer for many requests."""
         if self.pipeline or self.transport.is_closing():
             self.on_response_complete()
             return
-        self.server_state.total_requests += 1
         if self._begun:
             return  # the next head is incomplete, and has a deadline
         self._idle_since = self.loop.time()

@@ -224,7 +224,8 @@ class LocalLink:
                 raise
             self._node.spawn(self._refuse(error, done))
             return
-        answer = Answer(self.deadline, done)
+        opened = self.deadline.open_answers
+        answer = Answer(done, target.entry.name, target.durability, opened)
         target.publish(content, answer)
         # After the publish: one that is refused at once needs no deadline.
         self.deadline.limit(answer)

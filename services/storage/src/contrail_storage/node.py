@@ -569,12 +569,14 @@ class StorageNode:
 
         Replicated shards do not depend on the clock of this node.
         """
+        healing = self.healing
+        failure = self._defect or healing.log_failure or healing.store_failure
         unready = not self._ready or (self.clock.doubt and not is_replicated)
-        if unready or (self.failure and not (in_memory and not self.fatal.done())):
-            spec = errors.STORAGE_FULL if self.healing.disk_full else errors.STORAGE_FAILED
-            if not self.failure:
+        if unready or (failure and not (in_memory and not self.fatal.done())):
+            spec = errors.STORAGE_FULL if healing.disk_full else errors.STORAGE_FAILED
+            if not failure:
                 spec = errors.NOT_READY
-            raise ApiError(spec, self.failure or self.clock.doubt, retry_after_s=1, applied=False)
+            raise ApiError(spec, failure or self.clock.doubt, retry_after_s=1, applied=False)
 
     def readiness(self, *, strict: bool = False) -> dict[str, str]:
         """The reasons why parts are not ready, by part; empty when all are.

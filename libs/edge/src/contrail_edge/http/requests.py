@@ -26,8 +26,8 @@ CLIENT_GONE_STATUS: Final = 499
 _T = TypeVar("_T")
 
 _IDENTITY: Final = b"identity"
-_id_prefix: Final = secrets.token_hex(4)
-_id_counter: Final = itertools.count(1)
+request_ids: Final = map(f"{secrets.token_hex(4)}-%x".encode().__mod__, itertools.count(1))
+"""New request ids, without an end."""
 
 
 class ClientGoneError(Exception):
@@ -45,6 +45,8 @@ class EdgeState:
     waiting: int = 0
     turns: SharedTurns = field(default_factory=SharedTurns)
     """Bounds what connections do in one pass of the event loop."""
+    access_log: bool = False
+    """Whether each answered request is logged."""
     common_lines: bytes = b""
     """The header lines of all answers, such as Date; made once a second."""
     _draining: asyncio.Future[None] | None = field(default=None)
@@ -156,7 +158,7 @@ class Request:
             if given is not None and REQUEST_ID.fullmatch(given):
                 self._id = given
             else:
-                self._id = f"{_id_prefix}-{next(_id_counter):x}".encode()
+                self._id = next(request_ids)
         return self._id
 
     @property
@@ -291,6 +293,5 @@ class Request:
         """Return the budgets that the request uses. Called once, after it was answered."""
         if self._gone is not None:
             self._gone.cancel()
-        if self._reserved:
-            self.state.bodies.give(self._reserved)
-            self._reserved = 0
+        self.state.bodies.held -= self._reserved
+        self._reserved = 0

@@ -1,6 +1,6 @@
 """Answers: a complete body, or a stream of chunks."""
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -15,16 +15,18 @@ Header = tuple[bytes, bytes]
 
 JSON: Final = b"application/json"
 _encoder: Final = msgspec.json.Encoder()
+_LINE: Final = b"%b: %b\r\n"
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """A complete answer. It has no body if ``content_type`` is None."""
 
     status: int
     body: bytes = b""
     content_type: bytes | None = None
-    headers: list[Header] = field(default_factory=list)
+    headers: list[Header] = []
+    template: bytes = b""
+    """What :func:`header_template` has made of content type and headers, or nothing."""
 
     def wire_headers(self) -> list[Header]:
         """All headers, those of the body first."""
@@ -55,6 +57,25 @@ class StreamResponse:
 
 
 Answer = Response | StreamResponse
+
+
+def header_lines(headers: Sequence[Header]) -> bytes | None:
+    """Return ``headers`` as they are sent, or None if one of them has a line break."""
+    lines = b"".join(map(_LINE.__mod__, headers))
+    # A line break in a value, for example from a stored header, would forge headers or an answer.
+    return lines if lines.count(b"\n") == lines.count(b"\r") == len(headers) else None
+
+
+def header_template(content_type: bytes, headers: Iterable[Header]) -> bytes:
+    """Return the headers of answers that differ only by their bodies, as they are sent.
+
+    The length of the body is ``%d``. No header may have a line break.
+    """
+    fixed = [(name, value.replace(b"%", b"%%")) for name, value in headers]
+    kind = content_type.replace(b"%", b"%%")
+    lines = header_lines([(b"content-type", kind), (b"content-length", b"%d"), *fixed])
+    assert lines is not None
+    return lines
 
 
 def json_response(status: int, value: Any, headers: list[Header] | None = None) -> Response:

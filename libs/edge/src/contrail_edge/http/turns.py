@@ -24,25 +24,26 @@ class Turn:
     back, and would cost more.
     """
 
-    __slots__ = ("_look_ns", "_over_ns")
+    __slots__ = ("_over_ns", "look_ns")
 
     def __init__(self, parts: int = 1) -> None:
         """A turn, or one of so many ``parts`` of it."""
         self._over_ns = time.thread_time_ns() + TURN_NS // parts
-        self._look_ns = time.monotonic_ns() + TURN_NS // parts
+        self.look_ns = time.monotonic_ns() + TURN_NS // parts
+        """Monotonic time until which it is certainly not over."""
 
     @property
     def over(self) -> bool:
         """True if the time is used up."""
         now_ns = time.monotonic_ns()
-        if now_ns < self._look_ns:  # reading the CPU time is slower than the clock
+        if now_ns < self.look_ns:  # reading the CPU time is slower than the clock
             return False
         if self._over_ns:
             left_ns = self._over_ns - time.thread_time_ns()
             # Before that time the CPU time cannot be used up, so it need not be read again.
-            self._look_ns = now_ns + left_ns
+            self.look_ns = now_ns + left_ns
             if left_ns <= 0:
-                self._over_ns = self._look_ns = 0
+                self._over_ns = self.look_ns = 0
         return not self._over_ns
 
 
@@ -61,10 +62,11 @@ class SharedTurns:
     @property
     def over(self) -> bool:
         """True if the time of this pass is used up: ``add`` all further work."""
-        if self._turn is None:
+        turn = self._turn
+        if turn is None:
             self._begin()
             return False
-        return self._turn.over
+        return time.monotonic_ns() >= turn.look_ns and turn.over
 
     def add(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a later pass, after all that waits already."""

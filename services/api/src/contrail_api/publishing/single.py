@@ -1,6 +1,7 @@
 """Publishing one message, whose payload is the request body."""
 
 import contextlib
+import functools
 from typing import Annotated, Final
 
 import msgspec
@@ -11,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import JSON, Answer, Response
+from contrail_edge.http.responses import JSON, Answer, Header, Response, header_template
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.inputs.message_items import checked
 from contrail_edge.inputs.negotiation import BYTES_TYPE, JSON_TYPE
@@ -231,20 +232,21 @@ class SinglePublish:
 
     def publish_directly(self, request: Request, body: bytes, reply: Reply) -> None:
         """Store ``body`` as :meth:`publish` does, for a request without parameters."""
-        message = self._message(request, body)
+        prepared = request.prepared
+        if isinstance(prepared, PublishMessage) and len(body) <= self._payload_bytes_max:
+            # All other checks were of the head, and only the payload differs.
+            message = PublishMessage(prepared.subject, prepared.headers, body)
+        else:
+            message = self._message(request, body)
         self._link.publish_then(_BY_SUBJECT, [message], lambda outcome: reply(_answer(outcome)))
 
     def _message(self, request: Request, payload: bytes) -> PublishMessage:
-        prepared = request.prepared
-        if isinstance(prepared, PublishMessage) and len(payload) <= self._payload_bytes_max:
-            return PublishMessage(prepared.subject, prepared.headers, payload)
         headers = from_request(request.raw_headers)
         message = PublishMessage(request.path_values["subject"], headers, payload)
         candidate = checked(message, self._payload_bytes_max)
         if isinstance(candidate, ApiError):
             raise candidate
         if candidate.is_plain:
-            # All other checks were of the head: only the payload of the next one may differ.
             request.prepared = PublishMessage(message.subject, headers, b"")
         return candidate
 
@@ -288,6 +290,12 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
     ack = PublishAckJson(outcome.stream, result.seq, result.duplicate)
     if result.shard is not None:
         ack.shard = result.shard
-    body = _encoder.encode(ack)
-    durability = (b"durability", outcome.durability.encode())
-    return Response(200 if result.duplicate else 201, body, JSON, [durability])
+    status, body = 200 if result.duplicate else 201, _encoder.encode(ack)
+    return Response(status, body, JSON, *_headers(outcome.durability))
+
+
+@functools.cache  # there are three
+def _headers(durability: str) -> tuple[list[Header], bytes]:
+    """Return the headers of all acks with a durability, and their template."""
+    headers = [(b"durability", durability.encode())]
+    return headers, header_template(JSON, headers)

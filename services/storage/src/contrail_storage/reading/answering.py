@@ -8,39 +8,55 @@ it is stored or carried out when the disk continues.
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from functools import wraps
+from operator import attrgetter
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+import msgspec
 import structlog
 
 from contrail_common import errors
-from contrail_common.errors import ApiError
+from contrail_common.errors import ApiError, from_code
 from contrail_common.timeunits import NS_PER_S, format_duration
-from contrail_link.contract.publish import PublishOutcome
+from contrail_link.contract.publish import PublishAck, PublishOutcome
+from contrail_storage.replica.entries import Outcome
 from contrail_storage.store.rocks_store import StoreFailedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Done = Callable[[PublishOutcome], None]
+_AS_A_WHOLE: Final = frozenset((errors.OUTCOME_UNKNOWN.code, errors.NOT_LEADER.code))
+"""If every message of a request has the same of these outcomes, the request has it."""
+_code_of: Final = attrgetter("code")
 _log: Final = structlog.get_logger("contrail.answers")
 
 
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """The answer to one publish. The caller gets the first outcome; a later one is dropped."""
 
-    __slots__ = ("_done", "_waiting", "due_s")
+    done: Done | None
+    """Called with the outcome; None once the caller has one."""
+    stream: str
+    """Name of the stream."""
+    durability: str
+    """The guarantee of its acks."""
+    open_answers: "dict[Answer, None]"
+    """Those of the `AnswerDeadline`."""
+    due_s: float = 0.0
+    """When the caller gets an unknown outcome (loop time)."""
 
-    def __init__(self, deadline: "AnswerDeadline", done: Done) -> None:
-        self._waiting = deadline.open_answers
-        # None once the caller has an outcome.
-        self._done: Done | None = done
-        self.due_s = 0.0
-
-    def __call__(self, outcome: PublishOutcome) -> None:
-        """Pass the outcome to the caller."""
-        done, self._done = self._done, None
-        if done is not None:
-            self._waiting.pop(self, None)
+    def __call__(self, outcome: Outcome) -> None:
+        """Pass an outcome to the caller: see `contrail_storage.replica.entries.Done`."""
+        done, self.done = self.done, None
+        if done is None:
+            return
+        self.open_answers.pop(self, None)
+        if isinstance(outcome, ApiError):
             done(outcome)
+        elif outcome and outcome[0].code in _AS_A_WHOLE and len(set(map(_code_of, outcome))) == 1:
+            # It fails as one, so that clients, and routers to other nodes, send it again as one.
+            done(from_code(outcome[0].code, outcome[0].detail))
+        else:
+            done(PublishAck(self.stream, outcome, self.durability))
 
 
 class AnswerDeadline:

@@ -175,14 +175,12 @@ class AppendRequest:
 
 
 def contents_of(messages: PublishContent, done: Done) -> tuple[Content, Done]:
-    """At least one message as the content of a request, and the callback for this request.
+    """Several messages as the content of a request, and the callback for this request.
 
     For a list, ``done`` gets one result for each message; for a batch, it gets runs.
     """
     if isinstance(messages, MessageBatch):
         return messages, done
-    if len(messages) == 1:
-        return messages[0], done
     return MessageBatch.of(messages), partial(_for_each, done)
 
 

@@ -156,13 +156,9 @@ class StreamManager:
             # A stream of another node. For its own, a node goes on to what is wrong with them.
             self._check_home(entry)
             self._check_kept(entry)
-        lost = (
-            entry is not None
-            and entry.stage == "listed"
-            and any(shard_id not in self._shards for shard_id in entry.shard_ids)
-        )
-        if lost and not self._renewed:
-            return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
+            lost = any(shard_id not in self._shards for shard_id in entry.shard_ids)
+            if lost and not self._renewed:
+                return ApiError(errors.NOT_READY, _UNMADE, retry_after_s=1, applied=False)
         # Other nodes may not have heard of the stream yet.
         self._groups.check_led(META_GROUP)
         if by_subject:
@@ -240,9 +236,11 @@ class StreamManager:
             if len(self._routes) >= _ROUTES_MAX:
                 self._routes.clear()
             self._routes[subject] = entry
-        stream = self._current(entry.name, entry)
-        if stream is None:  # its removal has begun
-            raise self._absent(entry.name, entry, by_subject=True)
+        stream = self._streams.get(entry.name)
+        if stream is None or stream.entry is not entry or stream.shards[0].machine.record is None:
+            stream = self._current(entry.name, entry)
+            if stream is None:  # its removal has begun
+                raise self._absent(entry.name, entry, by_subject=True)
         return stream
 
     # Changing ------------------------------------------------------------------------------------

@@ -6,20 +6,18 @@ Only `StreamManager.stream` makes these objects. It decides whether a known one 
 """
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from operator import attrgetter
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
 from contrail_common import errors
-from contrail_common.errors import ApiError, from_code
+from contrail_common.errors import ApiError
 from contrail_common.model import Replica, StreamConfig, StreamInfo, StreamState
-from contrail_link.contract.publish import PublishAck, PublishContent, PublishOutcome
+from contrail_link.contract.publish import PublishContent
 from contrail_storage.core.key_layout import is_in_memory
 from contrail_storage.core.meta_machine import StreamEntry
-from contrail_storage.replica.entries import Content, Done, Outcome, contents_of
+from contrail_storage.replica.entries import Content, Done, contents_of
 from contrail_storage.replica.shard import Shard
 from contrail_storage.replica.shard_logs import Append
 from contrail_storage.replica.spread import Spread
@@ -33,10 +31,6 @@ from contrail_storage.streams.sharded_state import (
     sum_losses,
     sum_states,
 )
-
-_AS_A_WHOLE: Final = frozenset((errors.OUTCOME_UNKNOWN.code, errors.NOT_LEADER.code))
-"""If every message of a request has the same of these outcomes, the request has it."""
-_code_of = attrgetter("code")
 
 
 class CheckServing(Protocol):
@@ -178,7 +172,7 @@ class Stream:
         self.check_led()
         self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
 
-    def publish(self, content: PublishContent, done: Callable[[PublishOutcome], None]) -> None:
+    def publish(self, content: PublishContent, done: Done) -> None:
         """Store messages; see ``StorageLink.publish_then``.
 
         ``done`` is called in a later turn of the event loop. Raises ApiError at once if the request
@@ -189,15 +183,19 @@ class Stream:
         if alone and first.damaged:
             raise data_lost(first)
         self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
-        answer: Done = partial(self._answer, done)
-        if not (content if isinstance(content, list) else content.count):
-            asyncio.get_running_loop().call_soon(answer, [])
+        count = len(content) if isinstance(content, list) else content.count
+        if not count:
+            asyncio.get_running_loop().call_soon(done, [])
             return
-        messages, answer = contents_of(content, answer)
-        if alone:
-            self._send(first, messages, answer)
+        messages: Content
+        if count == 1 and isinstance(content, list):
+            [messages] = content
         else:
-            scatter(self.shards, messages, self._check_shard, self._send, answer)
+            messages, done = contents_of(content, done)
+        if alone:
+            self._send(first, messages, done)
+        else:
+            scatter(self.shards, messages, self._check_shard, self._send, done)
 
     def _check_shard(self, shard: Shard) -> None:
         """Raise NOT_LEADER unless this node accepts messages for a shard."""
@@ -220,15 +218,6 @@ class Stream:
             self._expectations.propose(shard, content, done, append)
         else:
             append(shard.machine.shard_id, content, done)
-
-    def _answer(self, done: Callable[[PublishOutcome], None], outcome: Outcome) -> None:
-        if isinstance(outcome, ApiError):
-            done(outcome)
-        elif outcome and outcome[0].code in _AS_A_WHOLE and len(set(map(_code_of, outcome))) == 1:
-            # It fails as one, so that clients, and routers to other nodes, send it again as one.
-            done(from_code(outcome[0].code, outcome[0].detail))
-        else:
-            done(PublishAck(self.entry.name, outcome, self.durability))
 
     def info(self, *, damaged: bool = False) -> StreamInfo:
         """Configuration and state.
