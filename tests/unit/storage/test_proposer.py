@@ -220,20 +220,6 @@ def test_while_entries_are_on_their_way_new_requests_wait_and_join() -> None:
     run(scene())
 
 
-def test_full_entries_follow_each_other_without_waiting_up_to_a_bound() -> None:
-    async def scene() -> None:
-        bench = Bench()
-        for _ in range(30):
-            bench.append(1, messages(2_000, size=500))
-        await turn()
-        assert len(bench.group.in_flight) > 2
-        assert bench.group.outstanding_bytes < proposing.OUTSTANDING_BYTES_MAX + MIB
-        await bench.commit_all()
-        assert bench.last_seqs == {1: 60_000}
-
-    run(scene())
-
-
 def test_large_request_is_split_over_entries_and_answered_as_one_in_order() -> None:
     async def scene() -> None:
         bench = Bench()

@@ -5,7 +5,8 @@ import itertools
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.model import Numbered, PublishMessage
 from contrail_storage.core import commands as cmd
-from tests.unit.storage.test_proposer import Bench, messages, run, turn
+from contrail_storage.replica import proposer as proposing
+from tests.unit.storage.test_proposer import MIB, Bench, messages, run, turn
 
 
 def test_entry_has_few_commands_that_take_long_to_apply() -> None:
@@ -27,6 +28,20 @@ def test_entry_has_few_commands_that_take_long_to_apply() -> None:
             counts = [len(entry.commands) for entry in bench.decoded]
             assert (sum(counts), max(counts) <= (400 if kind == "deletes" else 64)) == (500, True)
             assert all(one.done() for one in sent)
+
+    run(scene())
+
+
+def test_full_entries_follow_each_other_without_waiting_up_to_a_bound() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        for _ in range(30):
+            bench.append(1, messages(2_000, size=500))
+        await turn()
+        assert len(bench.group.in_flight) > 2
+        assert bench.group.outstanding_bytes < proposing.OUTSTANDING_BYTES_MAX + MIB
+        await bench.commit_all()
+        assert bench.last_seqs == {1: 60_000}
 
     run(scene())
 
