@@ -511,7 +511,8 @@ def test_files_that_overlap_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     lake = small_lake(tmp_path / "lake", last=80)
     (lake.root / "tmp").rename(lake.root / "away")
-    with pytest.raises(Failed, match=rf"{lake.root}/tmp: No such file"):
+    (lake.root / "tmp").touch()
+    with pytest.raises(Failed, match=rf"cannot write to .*File exists: .{lake.root}/tmp"):
         compact(lake)
 
 

@@ -1,12 +1,15 @@
 """Long work in steps, so that the event loop can do other work in between."""
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-Steps = Generator[None, None, _T]
-"""Work that yields where it may be interrupted. A step takes a few milliseconds at most."""
+Steps = Generator[Any, None, _T]
+"""Work that yields where it may be interrupted. A step takes a few milliseconds at most.
+
+It yields True before one that takes about ten: then it must be interrupted. Else it yields nothing.
+"""
 
 
 def at_once(steps: Steps[_T]) -> _T:

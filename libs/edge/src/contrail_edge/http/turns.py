@@ -118,10 +118,10 @@ async def in_turns(steps: Steps[_T]) -> _T:
     turn = Turn()
     while True:
         try:
-            next(steps)
+            is_long = next(steps)
         except StopIteration as done:
             result: _T = done.value
             return result
-        if turn.over:
+        if is_long or turn.over:
             await asyncio.sleep(0)
             turn = Turn()

@@ -1,7 +1,7 @@
 """Batches in msgpack: their rows, and checking them as a whole or message by message."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,7 +32,7 @@ from contrail_edge.inputs.message_items import (
 )
 
 _TOGETHER: Final = 2_000
-_BYTES_TOGETHER: Final = 2 << 20
+_BYTES_TOGETHER: Final = 512 << 10
 """Messages, and their bytes, that are converted to columns in one step."""
 _ID_NAME: Final = [MSG_ID]
 _ID_NAMES: Final = Texts.of(_ID_NAME)
@@ -98,16 +98,16 @@ def admitted(candidates: Sequence[Candidate]) -> Steps[Admitted]:
     return Admitted((yield from joined(batches)), refused)
 
 
-def ends_of_pieces(sizes: Iterable[int]) -> list[int]:
+def ends_of_pieces(sizes: Iterable[int]) -> Iterator[int]:
     """Divide messages of these sizes into pieces to convert in one step each; at least one."""
-    ends: list[int] = []
-    count = total = 0
+    start = count = total = 0
     for count, size in enumerate(sizes, 1):
         total += size
-        if total > _BYTES_TOGETHER or count - (ends[-1] if ends else 0) == _TOGETHER:
-            ends.append(count)
-            total = 0
-    return ends if ends and ends[-1] == count else [*ends, count]
+        if total > _BYTES_TOGETHER or count - start == _TOGETHER:
+            yield count
+            start, total = count, 0
+    if count > start or not count:
+        yield count
 
 
 def _size(message: PublishMessage) -> int:
@@ -120,8 +120,9 @@ def joined(batches: Sequence[MessageBatch]) -> Steps[MessageBatch]:
     """Join batches in two steps, since ids may be as large as everything else."""
     if len(batches) == 1:
         return batches[0]
+    yield True
     ids = join_ids(batches)
-    yield
+    yield True
     for batch in batches:
         batch.ids = None
     batch = join_batches(batches)
