@@ -50,11 +50,11 @@ _NEAR = 4_096
 """Sequences that are counted by their windows, which takes less than asking all subjects."""
 _TALLIED = 4
 """Parts of a subject table that are looked at in one step: 262,144 slots, about 2 ms."""
-STEP_BYTES = 48 << 10
+STEP_BYTES = 24 << 10
 STEP_MESSAGE_BYTES = 192
 """Bytes, plus these for each message, that are taken out of blocks in one step.
 
-That is 250 messages at most. Of small headers, 48 KiB take 5 to 8 ms.
+That is 125 messages at most. Of small headers, 24 KiB take 3 to 4 ms.
 """
 
 Pick = Callable[[U32Array], NDArray[np.bool_]]
