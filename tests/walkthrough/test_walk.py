@@ -17,7 +17,7 @@ from tests.walkthrough.walk import Walk, walk
 PUBLISH_CALLS_MAX = 160
 PUBLISH_FILES_MAX = 54
 """The most calls and files from the socket to the answer. Lower these when it gets less."""
-REPLICATED_CALLS_MAX = 230
+REPLICATED_CALLS_MAX = 250
 """The most calls on three nodes, from the link of the leader to the answer, without sockets."""
 PUBLISHES_MAX = 2_000
 
