@@ -58,6 +58,8 @@ _COMMAND_WEIGHT: Final = 5
 
 Appends of messages with nothing but a payload take a third of the time, and count nothing.
 """
+_ENTRY_WEIGHT_MAX: Final = BLOCK_MESSAGES_MAX + 2 * _APPEND_WEIGHT
+"""So that two requests of a thousand messages with ids are not cut."""
 _log = structlog.get_logger("contrail.proposer")
 
 Content = PublishMessage | MessageBatch
@@ -470,7 +472,7 @@ class EntryBuilder:
             builder = self._open[request.shard_id] = _AppendBuilder(request.shard_id)
             self.size += APPEND_OVERHEAD
         before_bytes, before = builder.bytes, builder.count
-        used_up = builder.take(request, BLOCK_MESSAGES_MAX - self.messages)
+        used_up = builder.take(request, _ENTRY_WEIGHT_MAX - self.messages)
         self.messages += builder.count - before
         if builder.count > before and not builder.is_weighed and _asks_for_more(request.content):
             builder.is_weighed = True
