@@ -37,6 +37,7 @@ from tests.bench.report import (
     write_into,
 )
 from tests.bench.scale import ScaleRun, Sizes
+from tests.bench.turns import measured as measured_in_turns
 
 _SIZES: Final = ("streams", "consumers", "subjects", "sockets")
 ROOT: Final = Path(__file__).parents[2]
@@ -79,7 +80,7 @@ def _measure(
         bench = Bench(folder, worker, scale, Patience(arguments.patience))
         for name in names:
             try:
-                results[name] = CASES[name].measure(bench)
+                results[name] = measured_in_turns(CASES[name], CASES, bench)
                 print(report.line(name), flush=True)
                 _profile(name, bench, results)
                 for line in report.stages(name, arguments.functions):

@@ -123,7 +123,7 @@ _PUBLISHING: Final = (
         "batches of 1,000 with message ids, msgpack, 4 connections",
         "msg/s",
         cases_publish.BatchedWithIds(),
-        beside=(Beside("batch-1000", 1, "the same without ids", aim=0.8),),
+        beside=(Beside("batch-1000", 1, "the same without ids", aim=0.8, in_turns=True),),
     ),
     Case(
         "columns-1000",
@@ -146,7 +146,7 @@ _PUBLISHING: Final = (
         "batches of 1,000 with message ids, msgpack in columns, 4 connections",
         "msg/s",
         cases_publish.BatchedWithIds(COLUMNS),
-        beside=(Beside("columns-1000", 1, "the same without ids", aim=0.8),),
+        beside=(Beside("columns-1000", 1, "the same without ids", aim=0.8, in_turns=True),),
     ),
     Case(
         "batch-1k",
@@ -178,7 +178,7 @@ _PUBLISHING: Final = (
         aim=16_000,
         beside=(
             Beside("disk-4k", _MANY, "the disk: 64 messages in each sync of 4 KiB"),
-            Beside("http-64", 1, "HTTP without a service"),
+            Beside("http-64", 1, "HTTP without a service", aim=0.8, in_turns=True),
             Beside("redis-64", 1, "Redis, 64 connections"),
             Beside("nats-64", 1, "NATS, 64 connections"),
         ),
@@ -192,7 +192,7 @@ _PUBLISHING: Final = (
         beside=(
             Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
             Beside("round-trips", 1, "loopback round trips"),
-            Beside("http-1", 1, "HTTP without a service"),
+            Beside("http-1", 1, "HTTP without a service", in_turns=True),
             Beside("redis-1", 1, "Redis, 1 connection"),
             Beside("nats-1", 1, "NATS, 1 connection"),
         ),
@@ -238,7 +238,7 @@ _READING: Final = (
         cases_lookup.LastGet(_MANY),
         aim=9_000,
         beside=(
-            Beside("http-64", 1, "HTTP without a service"),
+            Beside("http-64", 1, "HTTP without a service", aim=0.5, in_turns=True),
             Beside("nats-last-get", 1, "NATS, direct get"),
         ),
     ),
@@ -248,7 +248,7 @@ _READING: Final = (
         "/s",
         cases_lookup.SequenceGet(_MANY),
         beside=(
-            Beside("http-64", 1, "HTTP without a service"),
+            Beside("http-64", 1, "HTTP without a service", aim=0.5, in_turns=True),
             Beside("last-get", 1, "last message of a subject"),
         ),
     ),

@@ -1,10 +1,10 @@
 """The cases of the benchmark, their results, and the references to compare them with."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,16 +45,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The runs of one case; ``note`` explains the numbers, ``profile`` where the CPU goes."""
+    """The runs of one case; ``note`` explains the numbers, ``profile`` where the CPU goes.
+
+    ``beside`` has the runs of a reference that were measured in turns with these.
+    """
 
     runs: tuple[Run, ...]
     note: str = ""
     profile: Profile | None = None
+    beside: "Mapping[str, Measured]" = field(default_factory=dict)
 
     @property
     def value(self) -> float:
         """The median run."""
         return statistics.median(run.value for run in self.runs)
+
+    def ratio_to(self, other: "Measured", quantity: Callable[[Run], float | None]) -> float | None:
+        """The median of the ratios of a quantity to that of the other's run of the same turn."""
+        pairs = [
+            (quantity(own), quantity(one)) for own, one in zip(self.runs, other.runs, strict=True)
+        ]
+        ratios = [own / one for own, one in pairs if own is not None and one]
+        return statistics.median(ratios) if ratios else None
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -109,12 +121,16 @@ class Beside:
     ``factor`` makes one operation of the ``reference`` comparable: a disk that syncs 5,000 times a
     second, each time for 64 messages, stores at most 320,000. ``aim`` is the ratio to reach, for
     cases whose aim is a ratio.
+
+    ``in_turns``: the reference is measured again, in turns with the case. A shared machine may be
+    twice as fast a minute later, and then says more of a ratio than the code does.
     """
 
     reference: str
     factor: float
     meaning: str
     aim: float | None = None
+    in_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

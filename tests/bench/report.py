@@ -43,7 +43,7 @@ class Report:
         parts = [f"{case.title:58} {_measured(case, measured)}", verdict, _costs(measured)]
         parts += [measured.note, _disturbed(measured)]
         lines = ["  ".join(part for part in parts if part)]
-        for ratio, reference, met in self._ratios(case, measured, "MISSED"):
+        for ratio, reference, met in self._ratios(name, "MISSED"):
             lines.append(f"    {ratio} x {reference}" + (f"; aim {met}" if met else ""))
         return "\n".join(lines)
 
@@ -110,11 +110,10 @@ class Report:
                         {
                             **asdict(beside),
                             "value": value,
-                            "ratio": (ratio := measured.value / value),
+                            "ratio": ratio,
                             "met": case.reaches(ratio, beside.aim),
                         }
-                        for beside, value in self._references(case)
-                        if measured
+                        for beside, value, ratio in self._references(name)
                     ],
                 }
                 for name, measured in self.results.items()
@@ -123,23 +122,32 @@ class Report:
         }
         return json.dumps(document, indent=2) + "\n"
 
-    def _references(self, case: Case) -> Iterator[tuple[Beside, float]]:
-        for beside in case.beside:
-            measured = self.results.get(beside.reference)
-            if measured is not None:
-                yield beside, measured.value * beside.factor
-
-    def _ratios(
-        self, case: Case, measured: Measured, missed: str
-    ) -> Iterator[tuple[str, str, str]]:
-        """Yield the ratio to each reference, the reference with its value, and the verdict."""
-        for beside, value in self._references(case):
+    def _references(self, name: str) -> Iterator[tuple[Beside, float, float]]:
+        """Yield the references of a case that were measured, their values, and the ratios."""
+        measured = self.results[name]
+        for beside in self.cases[name].beside if measured else ():
+            turns = measured.beside.get(beside.reference)
+            reference = turns or self.results.get(beside.reference)
+            if reference is None:
+                continue
+            value = reference.value * beside.factor
             ratio = measured.value / value
+            if turns is not None:
+                ratio = (measured.ratio_to(turns, _value) or 0.0) / beside.factor
+            yield beside, value, ratio
+
+    def _ratios(self, name: str, missed: str) -> Iterator[tuple[str, str, str]]:
+        """Yield the ratio to each reference, the reference with its value, and the verdict."""
+        case, measured = self.cases[name], self.results[name]
+        for beside, value, ratio in self._references(name):
             shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
             verdict = {None: "", True: f"{number(beside.aim)}: met"}.get(
                 case.reaches(ratio, beside.aim), f"{number(beside.aim)}: {missed}"
             )
-            yield shown, f"{beside.meaning} ({number(value)})", verdict
+            turns = measured.beside.get(beside.reference) if measured else None
+            cpu = measured.ratio_to(turns, _server_us) if measured and turns else None
+            by_cpu = f", in turns; CPU {cpu:.2f} x" if cpu is not None else ""
+            yield shown, f"{beside.meaning} ({number(value)}{by_cpu})", verdict
 
     def _circumstances(self) -> Iterator[str]:
         return circumstances(self.begun, self.command)
@@ -165,8 +173,8 @@ class Report:
         for name, measured in self.results.items():
             if measured is None:
                 continue
-            case, title = self.cases[name], self.cases[name].title
-            for ratio, reference, met in self._ratios(case, measured, "**missed**"):
+            title = self.cases[name].title
+            for ratio, reference, met in self._ratios(name, "**missed**"):
                 yield f"| {title} | {ratio} | {reference} | {met} |"
                 title = ""
 
@@ -210,7 +218,7 @@ def _costs(measured: Measured) -> str:
 
 
 def _cpu(measured: Measured) -> str:
-    server = measured.median_of(lambda run: run.server_us)
+    server = measured.median_of(_server_us)
     client = measured.median_of(lambda run: run.client_us)
     shown = [f"{value:.3g}" for value in (server, client) if value is not None]
     return " + ".join(shown) + " µs" if shown else ""
@@ -246,6 +254,14 @@ def _stages_as_json(measured: Measured | None) -> dict[str, dict[str, float]]:
     if measured is None or measured.profile is None:
         return {}
     return {stage: asdict(cost) for stage, cost in measured.profile.stages().items()}
+
+
+def _value(run: Run) -> float:
+    return run.value
+
+
+def _server_us(run: Run) -> float | None:
+    return run.server_us
 
 
 def _p50(run: Run) -> float | None:

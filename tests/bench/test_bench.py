@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,6 +25,7 @@ from tests.bench.lookup_scripts import LastLookups, SequenceLookups, ShuffledSub
 from tests.bench.patience import repeat
 from tests.bench.peer_nats_lookup import Gets
 from tests.bench.report import Report, now, write_into
+from tests.bench.turns import measured as measured_in_turns
 
 STORED = b"HTTP/1.1 201 Created\r\ncontent-type: text/x\r\ncontent-length: 4\r\n\r\n{  }"
 
@@ -215,6 +216,35 @@ def test_ratio_that_is_aimed_for_is_judged_beside_its_reference(
     assert "aim " + verdict.replace("**missed**", "MISSED") in report.line("case")
     [figure] = [one for one in json.loads(report.as_json())["figures"] if one["name"] == "case"]
     assert figure["beside"][0]["met"] is ("**" not in verdict)
+
+
+def test_reference_in_turns_is_compared_run_by_run() -> None:
+    """The machine gets half as fast after the first turn, and the ratio stays as it is."""
+    speeds = iter([1.0, 0.5, 0.5])
+    speed = 0.0
+
+    def reference(bench: Bench) -> Measured:
+        nonlocal speed
+        speed = next(speeds)
+        return Measured((Run(100 * speed, server_us=10 / speed),) * bench.scale.runs)
+
+    beside = (Beside("other", 1, "the other", aim=0.8, in_turns=True),)
+    cases = {
+        "other": Case("other", "other", "/s", reference),
+        "case": Case(
+            "case",
+            "case",
+            "/s",
+            lambda _: Measured((Run(80 * speed, server_us=15 / speed),)),
+            beside=beside,
+        ),
+    }
+    bench = Bench(Path(), cast(Any, None), Scale(3, 0, 0, 0), cast(Any, None))
+    found = measured_in_turns(cases["case"], cases, bench)
+    assert found is not None
+    results = {"other": Measured((Run(1_000.0),)), "case": found}
+    [line] = Report(cases, results, "command", now()).line("case").splitlines()[1:]
+    assert line.strip() == "0.80 x the other (50, in turns; CPU 1.50 x); aim 0.8: met"
 
 
 def test_report_names_ratio_missed_aim_and_missing_peer(tmp_path: Path) -> None:
