@@ -14,7 +14,7 @@ import pytest
 
 from contrail_common.model import ConsumerConfig, PublishMessage, StreamConfig
 from contrail_common.timeunits import NS_PER_S
-from contrail_link.contract.consume import AckItem, PullRequest
+from contrail_link.contract.consume import AckItem, Delivery, PullRequest
 from contrail_link.contract.read import LastRequest, ManyRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
@@ -23,6 +23,7 @@ from contrail_storage.node import NodeOptions, StorageNode
 from tests.support.slices import assert_no_stall
 
 PATIENCE_S = 120.0
+PATIENCE_NS = 10 * NS_PER_S
 SUBJECTS_EACH = 16
 SUBJECTS = 100_000
 STREAMS = 500
@@ -249,6 +250,56 @@ def test_pages_of_messages_with_many_headers(tmp_path: Path) -> None:
             await publish(link, "S0", messages)
         await operation(10)
         await assert_no_stall(operation)
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["explicit", "none", "sharded", "headers_only", "single", "again"])
+def test_pulls_of_messages_with_many_headers(tmp_path: Path, kind: str) -> None:
+    """Pull 1,000 messages with 100 headers each, also those that no batch brought."""
+    headers = {f"H{number}": [f"{number}", "x"] for number in range(100)}
+    shards = 2 if kind == "sharded" else 1
+    each = 10 if kind == "single" else 250
+
+    async def publish_to(link: LocalLink, stream: str, count: int) -> None:
+        for at in range(0, count, each):
+            messages = [PublishMessage(stream, headers, b"x")] * min(each, count - at)
+            await publish(link, stream, messages)
+
+    async def scene(link: LocalLink) -> None:
+        numbers = itertools.count()
+        found: list[Delivery] = []
+
+        async def operation(stream: str = "MANY", most: int = 1_000) -> None:
+            name = f"C{next(numbers)}"
+            config = ConsumerConfig(
+                name=name,
+                durable=True,
+                ack_policy="none" if kind == "none" else "explicit",
+                ack_wait_ns=NS_PER_S // 10,
+                headers_only=kind == "headers_only",
+            )
+            await link.put_consumer(stream, config, "create", None, False)
+            for expires_ns in [0, PATIENCE_NS][: 1 + (kind == "again")]:
+                found.clear()
+                while len(found) < most:
+                    left = most - len(found)
+                    pull = PullRequest(
+                        stream=stream, consumer=name, batch=left, expires_ns=expires_ns
+                    )
+                    found.extend((await link.pull(pull)).deliveries)
+
+        for stream, count in (("FEW", 20), ("MANY", 1_000)):
+            made = StreamConfig(name=stream, subjects=(stream,), shards=shards)
+            await link.put_stream(made, "create", None, False)
+            await publish_to(link, stream, count)
+        await operation("FEW", 20)
+        await assert_no_stall(operation)
+        expected = {**headers, "Nats-Msg-Size": ["1"]} if kind == "headers_only" else headers
+        assert [one.message.headers for one in found] == [expected] * 1_000
+        if shards == 1:
+            assert [one.message.seq for one in found] == list(range(1, 1_001))
 
     play(tmp_path, scene)
 

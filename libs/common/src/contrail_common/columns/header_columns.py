@@ -75,15 +75,16 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
         start, stop = int(entry_offsets[position]), int(entry_offsets[position + 1])
         if start == stop:
             return None
-        names, values, texts = map(
-            as_u32, (self.name_offsets, self.value_offsets, self.text_offsets)
-        )
+        names = as_u32(self.name_offsets)[start : stop + 1].tolist()
+        values = as_u32(self.value_offsets)[start : stop + 1].tolist()
+        first = values[0]
+        texts = as_u32(self.text_offsets)[first : values[-1] + 1].tolist()
         headers: Headers = {}
-        for entry in range(start, stop):
+        for entry in range(stop - start):
             name = self.names[names[entry] : names[entry + 1]].decode()
             headers[name] = [
                 self.texts[texts[value] : texts[value + 1]].decode()
-                for value in range(int(values[entry]), int(values[entry + 1]))
+                for value in range(values[entry] - first, values[entry + 1] - first)
             ]
         return headers
 
@@ -129,6 +130,10 @@ class HeaderColumns(msgspec.Struct, array_like=True, tag=1, gc=False):
     def size(self) -> int:
         """The sum of :meth:`sizes`."""
         return int(self.sizes().sum())
+
+    def about(self) -> int:
+        """About what :meth:`size` returns, without a look at the entries."""
+        return len(self.names) + len(self.texts) + len(self.text_offsets)
 
     def slice(self, start: int, stop: int) -> "HeaderColumns | None":
         """Return the headers of the messages from ``start`` up to ``stop``, or None."""
@@ -203,6 +208,10 @@ class UniformHeaders(msgspec.Struct, array_like=True, tag=2, gc=False):
         messages = self.values.count // names
         fixed = len(self.names.heap) + _VALUE_OVERHEAD * names
         return len(self.values.heap) + messages * fixed
+
+    def about(self) -> int:
+        """Return :meth:`size`, which needs no look at the values."""
+        return self.size()
 
     def column(self, number: int) -> Texts:
         """Return the values of the ``number``-th name, one for each message."""

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from contrail_common import errors
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_link.contract.consume import Delivery, PullRequest, in_deliveries
+from contrail_link.contract.consume import Delivery, PullRequest
 from contrail_storage.consumers.dispatcher import JOIN_S, Dispatcher
-from contrail_storage.consumers.pull_batch import Batch
+from contrail_storage.consumers.pull_batch import Batch, deliveries_in_steps
 from contrail_storage.core.commands import Advance
 from contrail_storage.core.results import Result
 from contrail_storage.reading.reader import Found
@@ -62,6 +62,9 @@ class AckNoneDispatcher(Dispatcher):
                 pending = await self._count_pending() if batch.seqs else 0
                 if batch.seqs and self.confirm_led is not None:
                     await self.confirm_led()
+                if batch.seqs:
+                    found = batch.columns(self.consumer_seq + 1, pending)
+                    deliveries = [] if request.columns else await deliveries_in_steps(found)
                 self.check_open()
             except BaseException:
                 # A cancelled pull ends here too: its messages go to the next pull.
@@ -73,14 +76,16 @@ class AckNoneDispatcher(Dispatcher):
                 raise ApiError(errors.PULL_TOO_SMALL, detail)
             if not batch.seqs:
                 return []
-            found = batch.columns(self.consumer_seq + 1, pending)
             self._give_out(found)
-        return found if request.columns else in_deliveries(found)
+        return found if request.columns else deliveries
 
     async def _collect_columns(self, batch: Batch) -> None:
         # Nothing may be awaited after the last check for new messages, or a wake would be missed.
         missed = False
-        while not batch.full and await self._pass_others(missed=missed):
+        while not batch.full:
+            await batch.pause()
+            if not await self._pass_others(missed=missed):
+                return
             position = self.position
             wanted = self._filter
             block = await self.reader.block_at(self.shard, position)

@@ -24,7 +24,7 @@ from contrail_common.columns.blocks import Block
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import AckKind, ConsumerConfig
-from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
+from contrail_link.contract.consume import Delivery, PullRequest, PullResult
 from contrail_storage.consumers.exhaustion import RETRY_S, Exhaustion
 from contrail_storage.consumers.pending_count import PendingCount, count_live
 from contrail_storage.consumers.pull_batch import (
@@ -32,6 +32,7 @@ from contrail_storage.consumers.pull_batch import (
     Batch,
     Selected,
     check_limits,
+    deliveries_in_steps,
     without_payload,
 )
 from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
@@ -249,9 +250,12 @@ class Dispatcher:
 
     def give_back(self, deliveries: list[Delivery]) -> None:
         """Return undelivered messages to the queue: they are due again at once."""
-        if deliveries and self.consumer.config.ack_policy != "none":
+        self._return([one.message.seq for one in deliveries])
+
+    def _return(self, seqs: list[int]) -> None:
+        if seqs and self.consumer.config.ack_policy != "none":
             self.flush()
-            self._give_back([one.message.seq for one in deliveries])
+            self._give_back(seqs)
 
     # Selecting -----------------------------------------------------------------------------------
 
@@ -273,7 +277,7 @@ class Dispatcher:
                 # A cancelled pull ends here too: its messages go to the next pull.
                 self._undo(batch.seqs)
                 raise
-            deliveries = self._to_deliveries(batch, pending)
+            found = self._to_deliveries(batch, pending)
         if batch.too_large:
             raise ApiError(errors.PULL_TOO_SMALL, f"the next message has {batch.too_large} bytes")
         if committed is not None:
@@ -286,7 +290,13 @@ class Dispatcher:
                 raise
             if isinstance(result, Refused):
                 raise consumer_deleted()
-        return deliveries
+        if not isinstance(found, DeliveryColumns) or request.columns:
+            return found
+        try:
+            return await deliveries_in_steps(found)
+        except asyncio.CancelledError:
+            self._return(batch.seqs)
+            raise
 
     def _batch(self, request: PullRequest) -> Batch:
         opened = partial(self.reader.opened, self.shard)
@@ -328,6 +338,7 @@ class Dispatcher:
                 return
             if at % _DUE_SLICE == _DUE_SLICE - 1:
                 await asyncio.sleep(0)
+            await batch.pause()
             block = await self.reader.block_at(self.shard, seq)
             pending = self.consumer.pending.get(seq)
             if pending is None:
@@ -365,6 +376,7 @@ class Dispatcher:
         capacity = self._ack_capacity()
         missed = False
         while capacity > 0 and not batch.full:
+            await batch.pause()
             if not await self._pass_others(missed=missed):
                 return
             position = self.position
@@ -440,6 +452,8 @@ class Dispatcher:
                 self.position = seq
                 if taken >= capacity or batch.full:
                     return None
+                if batch.step_over:
+                    return taken
                 message = self.reader.message(self.shard, found.block, position)
                 if message is not None:
                     if not batch.take(Selected(seq, message, 1)):
@@ -458,7 +472,7 @@ class Dispatcher:
             self._top_seq = max(self._top_seq, seqs[-1])
         if len(seqs) < len(fresh):
             self.position = int(fresh[len(seqs)]) + base_seq
-            return None
+            return None if batch.full else len(seqs)
         self.position = found.next_seq
         return len(seqs)
 
@@ -482,7 +496,7 @@ class Dispatcher:
         if batch.in_columns and batch.seqs:
             columns = batch.columns(self.consumer_seq + 1, pending)
             self.consumer_seq = columns.last_consumer_seq
-            return columns if batch.asked_columns else in_deliveries(columns)
+            return columns
         deliveries: list[Delivery] = []
         selected = batch.selected
         pending += sum(1 for item in selected if item.attempt == 1)

@@ -1,5 +1,6 @@
 """The messages of one pull: collected one by one, or in columns, while they fit."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -10,11 +11,16 @@ from numpy.typing import NDArray
 
 from contrail_common import errors
 from contrail_common.columns.blocks import Block, MessageColumns, columns_of, message_size
-from contrail_common.columns.delivery_columns import DeliveryColumns, join_deliveries
+from contrail_common.columns.delivery_columns import (
+    HEADERS_OF_MESSAGE,
+    HEADERS_STEP,
+    DeliveryColumns,
+    join_deliveries,
+)
 from contrail_common.errors import ApiError
 from contrail_common.model import ConsumerConfig, Headers, StoredMessage
 from contrail_common.texts import as_u32, lengths_of
-from contrail_link.contract.consume import PullRequest
+from contrail_link.contract.consume import Delivery, PullRequest, in_deliveries
 from contrail_storage.core.subjects.subject_table import SubjectTable
 
 PULL_BYTES_MAX: Final = 8 << 20
@@ -71,6 +77,19 @@ class Batch:
         self._opened = opened
         self._headers_only = headers_only
         self._parts: list[DeliveryColumns] = []
+        # Bytes of headers that may still be decoded in this step of the event loop.
+        self._step_left = HEADERS_STEP
+
+    @property
+    def step_over(self) -> bool:
+        """Whether so many headers were decoded that the next message has to :meth:`pause`."""
+        return self._step_left <= 0
+
+    async def pause(self) -> None:
+        """Let the event loop do other work if the step is over."""
+        if self.step_over:
+            await asyncio.sleep(0)
+            self._step_left = HEADERS_STEP
 
     @property
     def full(self) -> bool:
@@ -99,17 +118,27 @@ class Batch:
         self.selected.append(item)
         self.seqs.append(item.seq)
         self._bytes_left -= size
+        # One by one they take about twice as long as in columns.
+        self._step_left -= 2 * (size - len(item.message.payload) + HEADERS_OF_MESSAGE)
         self.left -= 1
         return True
 
     def take_columns(
         self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable
     ) -> list[int]:
-        """Add messages at ``positions`` of ``block`` while they fit; return their sequences."""
+        """Add messages at ``positions`` of ``block`` while they fit; return their sequences.
+
+        Only as many as one step of the event loop allows, so there may be room for more.
+        """
         wanted = positions[: self.left]
         if not len(wanted):
             return []
         sizes = block.columns.sizes_at(wanted)
+        if self._headers_only or block.columns.seals is not None:  # else none is decoded here
+            steps = np.cumsum(sizes + HEADERS_OF_MESSAGE)
+            count = 1 + int(np.searchsorted(steps[:-1], self._step_left))
+            wanted, sizes = wanted[:count], sizes[:count]
+            self._step_left -= int(steps[count - 1])
         ends = np.cumsum(sizes)
         taken = len(wanted)
         if ends[-1] > self._bytes_left:
@@ -156,6 +185,20 @@ class Batch:
         joined.first_consumer_seq = first_consumer_seq
         joined.num_pending = num_pending
         return joined
+
+
+async def deliveries_in_steps(columns: DeliveryColumns) -> list[Delivery]:
+    """Return the deliveries of columns as a list; let the event loop do other work in between."""
+    if columns.made_at_once:
+        return in_deliveries(columns)
+    await asyncio.sleep(0)  # they were read in this step
+    deliveries: list[Delivery] = []
+    start = 0
+    for stop in columns.steps():
+        await asyncio.sleep(0)
+        deliveries += in_deliveries(columns.slice(start, stop))
+        start = stop
+    return deliveries
 
 
 def _columns_at(columns: MessageColumns, positions: NDArray[np.intp]) -> MessageColumns:

@@ -11,10 +11,10 @@ import msgspec
 
 from contrail_common import errors
 from contrail_common.columns.blocks import message_size
-from contrail_common.columns.delivery_columns import DeliveryColumns
+from contrail_common.columns.delivery_columns import HEADERS_STEP, DeliveryColumns
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
-from contrail_link.contract.consume import Delivery, PullRequest, PullResult, in_deliveries
+from contrail_link.contract.consume import Delivery, PullRequest, PullResult
 from contrail_storage.consumers.dispatcher import Dispatcher, serve
 from contrail_storage.consumers.pull_batch import PULL_BYTES_MAX
 
@@ -66,12 +66,11 @@ class ShardedDispatcher:
                 if found:
                     break  # send what was taken; the next pull gets the error
                 raise
-            if isinstance(taken, DeliveryColumns):
-                taken = in_deliveries(taken)
+            assert not isinstance(taken, DeliveryColumns)
             if taken:
                 self._first = (at + 1) % count
             found += [_in_shard(dispatcher, one) for one in taken]
-            size += sum(_size(one) for one in taken)
+            size += await _size_in_steps(taken)
             if len(found) >= request.batch or size >= (request.max_bytes or PULL_BYTES_MAX):
                 break
         if too_small is not None and not found:
@@ -103,8 +102,17 @@ def _rest(request: PullRequest, found: list[Delivery], size: int) -> PullRequest
     return msgspec.structs.replace(request, batch=request.batch - len(found), max_bytes=left)
 
 
-def _size(delivery: Delivery) -> int:
-    return message_size(delivery.message.headers, len(delivery.message.payload))
+async def _size_in_steps(deliveries: list[Delivery]) -> int:
+    total = step = 0
+    for one in deliveries:
+        if step > HEADERS_STEP:
+            await asyncio.sleep(0)
+            step = 0
+        payload_bytes = len(one.message.payload)
+        size = message_size(one.message.headers, payload_bytes)
+        total += size
+        step += size - payload_bytes
+    return total
 
 
 def _in_shard(dispatcher: Dispatcher, delivery: Delivery) -> Delivery:
