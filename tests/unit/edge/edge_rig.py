@@ -268,8 +268,8 @@ class Exchange:
 class Edge:
     """An edge application over a :class:`LinkDouble`."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.link = LinkDouble()
+    def __init__(self, link: Any = None, **settings: Any) -> None:
+        self.link: Any = link or LinkDouble()
         self.settings = EdgeSettings(ack_keys=(ACK_KEY,), linger_s=0.05, **settings)
         link = cast(StorageLink, self.link)
         modules = [

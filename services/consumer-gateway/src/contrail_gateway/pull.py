@@ -1,9 +1,8 @@
 """Pulls over HTTP: a long poll that is answered as soon as there is a message."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Annotated, Final
 
 import msgspec
@@ -20,10 +19,13 @@ from contrail_edge.http.responses import (
     Answer,
     Response,
     StreamResponse,
+    encoded,
     json_response,
     no_content,
 )
 from contrail_edge.http.settings import EdgeSettings
+from contrail_edge.http.steps import Steps
+from contrail_edge.http.turns import in_turns
 from contrail_edge.inputs.json_body import decode_json
 from contrail_edge.inputs.messages import payload_form
 from contrail_edge.inputs.negotiation import (
@@ -45,6 +47,8 @@ from contrail_gateway.core.pull_rules import (
     pull_terms,
 )
 from contrail_gateway.deliveries import (
+    DeliveredMessage,
+    PackedMessage,
     PackedMessages,
     PulledColumns,
     PulledMessages,
@@ -53,7 +57,7 @@ from contrail_gateway.deliveries import (
     packed_message,
     signer,
 )
-from contrail_link.contract.consume import ConsumeLink, PullRequest, PullResult
+from contrail_link.contract.consume import ConsumeLink, Delivery, PullRequest, PullResult
 
 _decoder: Final = msgspec.json.Decoder(PullBody)
 _json: Final = msgspec.json.Encoder()
@@ -62,6 +66,8 @@ _ACCEPTED_DIRECTLY: Final = frozenset(
     {b"*/*", JSON_TYPE.encode(), MSGPACK_TYPE.encode(), _COLUMNS_TYPE}
 )
 _msgpack: Final = msgspec.msgpack.Encoder()
+_FEW: Final = 16
+"""So many messages need no step of the event loop for themselves."""
 
 _DELIVERED: Final = (200, "OK")
 _TIMED_OUT: Final = (408, "Request Timeout")
@@ -182,7 +188,9 @@ class Pulls:
             result = await self._wait(pull, result)
         if result.is_empty and pull.acked is None:
             return no_content()
-        return self._response(pull, result)
+        if len(result.deliveries) > _FEW:
+            await asyncio.sleep(0)  # they may have been read in this step
+        return await in_turns(self._response(pull, result))
 
     async def _begin(self, request: Request, raw: bytes) -> _Pull:
         accept = request.headers.get(b"accept")
@@ -225,22 +233,18 @@ class Pulls:
             expires_ns = min(expires_ns, config.max_expires_ns or expires_ns)
         return await self._link.pull(pull.asked(no_wait=False, expires_ns=expires_ns))
 
-    def _response(self, pull: _Pull, result: PullResult) -> Response:
+    def _response(self, pull: _Pull, result: PullResult) -> Steps[Response]:
         if pull.form == NDJSON_TYPE:
-            body = self._head_line(pull) + self._last_lines(pull, result)
+            body = self._head_line(pull) + (yield from self._last_lines(pull, result))
             return Response(200, body, NDJSON_TYPE.encode())
         acked = msgspec.UNSET if pull.acked is None else pull.acked
         if result.columns is not None:
             return Response(200, self._in_columns(pull, result, result.columns), _COLUMNS_TYPE)
-        tokens = self._sign(pull, result)
         if pull.form == MSGPACK_TYPE:
-            packed = list(map(packed_message, repeat(pull.stream), result.deliveries, tokens))
+            packed = yield from encoded(self._signed(pull, result), _shown_packed(pull), _msgpack)
             body = _msgpack.encode(PackedMessages(packed, result.num_pending, acked))
             return Response(200, body, MSGPACK_TYPE.encode())
-        messages = [
-            delivered_message(pull.stream, one, token, base64=pull.base64)
-            for one, token in zip(result.deliveries, tokens, strict=True)
-        ]
+        messages = yield from encoded(self._signed(pull, result), _shown(pull))
         return json_response(200, PulledMessages(messages, result.num_pending, acked))
 
     def _in_columns(self, pull: _Pull, result: PullResult, columns: DeliveryColumns) -> bytes:
@@ -261,7 +265,7 @@ class Pulls:
         try:
             while not (await asyncio.wait({task}, timeout=pull.terms.heartbeat_ns / NS_PER_S))[0]:
                 yield await self._heartbeat_line(pull)
-            yield self._last_lines(pull, task.result())
+            yield await in_turns(self._last_lines(pull, task.result()))
         except ApiError as error:
             # The status of the answer was sent, so the last line has to report the error.
             yield _status_line(error.spec.status, error.spec.title, nothing.num_pending)
@@ -279,13 +283,8 @@ class Pulls:
             }
         return _line(beat)
 
-    def _last_lines(self, pull: _Pull, result: PullResult) -> bytes:
-        lines = _json.encode_lines(
-            [
-                delivered_message(pull.stream, one, token, base64=pull.base64)
-                for one, token in zip(result.deliveries, self._sign(pull, result), strict=True)
-            ]
-        )
+    def _last_lines(self, pull: _Pull, result: PullResult) -> Steps[bytes]:
+        lines = _json.encode_lines((yield from encoded(self._signed(pull, result), _shown(pull))))
         code, description = _DELIVERED if result.deliveries else _TIMED_OUT
         return lines + _status_line(code, description, result.num_pending)
 
@@ -293,8 +292,17 @@ class Pulls:
     def _head_line(pull: _Pull) -> bytes:
         return b"" if pull.acked is None else _line(AckResultsLine(pull.acked))
 
-    def _sign(self, pull: _Pull, result: PullResult) -> list[str]:
-        return signer(self._tokens, pull.stream, pull.consumer, result)(result.deliveries)
+    def _signed(self, pull: _Pull, result: PullResult) -> Iterable[tuple[Delivery, str]]:
+        sign = signer(self._tokens, pull.stream, pull.consumer, result)
+        return zip(result.deliveries, sign(result.deliveries), strict=True)
+
+
+def _shown(pull: _Pull) -> Callable[[tuple[Delivery, str]], DeliveredMessage]:
+    return lambda one: delivered_message(pull.stream, *one, base64=pull.base64)
+
+
+def _shown_packed(pull: _Pull) -> Callable[[tuple[Delivery, str]], PackedMessage]:
+    return lambda one: packed_message(pull.stream, *one)
 
 
 def _line(value: msgspec.Struct) -> bytes:

@@ -12,6 +12,7 @@ from contrail_link.contract.read import Chunk, Pieces
 _T = TypeVar("_T")
 
 Header = tuple[bytes, bytes]
+Encoder = msgspec.json.Encoder | msgspec.msgpack.Encoder
 
 JSON: Final = b"application/json"
 _encoder: Final = msgspec.json.Encoder()
@@ -83,11 +84,13 @@ def json_response(status: int, value: Any, headers: list[Header] | None = None) 
     return Response(status, _encoder.encode(value), JSON, headers or [])
 
 
-def encoded(values: Iterable[_T], shown: Callable[[_T], Any]) -> Steps[list[Any]]:
+def encoded(
+    values: Iterable[_T], shown: Callable[[_T], Any], encoder: Encoder = _encoder
+) -> Steps[list[Any]]:
     """The steps that show and encode each value: the items of a page, which may take long."""
     items: list[Any] = []
     for value in values:
-        items.append(msgspec.Raw(_encoder.encode(shown(value))))
+        items.append(msgspec.Raw(encoder.encode(shown(value))))
         yield
     return items
 

@@ -60,7 +60,8 @@ class Subscription:
     held_back: Pulled | None = None
     """Messages that were pulled beyond the credit, and are sent first when there is credit again.
 
-    This happens because subjects count against the credit, but not against the limit of a pull.
+    This happens because subjects count against the credit, but not against the limit of a pull,
+    and because a frame of messages with many headers has no more than one step can make.
     """
     _one: bool = False
     """True if the next pull is for one message of any size, as it was too large for a batch."""
@@ -110,6 +111,11 @@ class Subscription:
         self._one = True
 
     # Sending -------------------------------------------------------------------------------------
+    @property
+    def may_send(self) -> bool:
+        """Whether there is credit for messages that are held back."""
+        return self.held_back is not None and self.credit.open
+
     def take(self, pulled: Pulled | None = None) -> Pulled | None:
         """Spend credit on ``pulled``, or on the held-back messages if there is no ``pulled``.
 
@@ -126,6 +132,8 @@ class Subscription:
         count, size = len(pulled), 0
         if credit.msgs is not None:
             count = min(credit.msgs, count)
+        if not (isinstance(pulled, Listed) or self.cols or pulled.made_at_once):
+            count = min(pulled.steps()[0], count)  # it takes a step to make a frame of these
         if credit.bytes is not None:
             count, size = pulled.begin_within(credit.bytes, count)
         credit.spend(count, size)

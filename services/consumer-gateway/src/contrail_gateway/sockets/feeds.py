@@ -212,6 +212,9 @@ class Feed:
                 await self._recover(error)
         while not sub.leaving:
             self._push(sub.take())
+            if sub.may_send:
+                await asyncio.sleep(0)
+                continue
             terms = sub.wanted()
             if terms is None:
                 await self._wait_for_credit()
