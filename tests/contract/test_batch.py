@@ -254,6 +254,44 @@ def test_refused_msgpack_items_leave_the_others(stream: Stream) -> None:
 
 
 @each(
+    ("message", "place"),
+    [
+        ({"subject": "a b"}, "/subject"),
+        ({"headers": {"A b": ["c"]}}, "/headers"),
+        ({"headers": {"nats-ttl": ["5ms"]}}, "/headers/nats-ttl"),
+        ({"headers": {"Nats-Batch-~/": ["1"]}}, "/headers"),
+        ({"headers": {"Nats-Batch-~": ["1"]}}, "/headers/Nats-Batch-~0"),
+        ({"ttl": "5ms"}, "/ttl"),
+        ({"ttl": "5s", "headers": {"Nats-TTL": ["6s"]}}, "/ttl"),
+        ({"msg_id": "i" * 5_000}, "/msg_id"),
+        ({"msg_id": "i", "headers": {"Nats-Msg-Id": ["j"]}}, "/msg_id"),
+        ({"expected": {"last_subject_seq_subject": "a.b"}}, "/expected"),
+    ],
+)
+def test_refusal_of_an_item_points_into_the_body(
+    stream: Stream, message: dict[str, Any], place: str
+) -> None:
+    """In all forms of a batch; a line of NDJSON is a body of its own."""
+    message = {**item(stream), **message}
+    good = item(stream)
+    answers = [
+        (post(stream, [good, message]), f"/messages/1{place}"),
+        (lines(stream, "\n".join(map(json.dumps, (good, message)))), place),
+    ]
+    if not message.keys() & {"ttl", "msg_id", "expected"}:
+        rows = [[one["subject"], one.get("headers"), b"x"] for one in (good, message)]
+        answers.append((pack(stream, [1, rows]), f"/messages/1{place}"))
+    if place == "/subject":
+        index, ends = bytes([0, 0, 0, 0, 1, 0, 0, 0]), bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])
+        columns = [[good["subject"], message["subject"]], index, ends, b"xx", None]
+        answers.append((pack(stream, [2, columns]), "/messages/1/subject"))
+    for answer, pointer in answers:
+        assert answer.status_code == 207
+        [error] = answer.json()["results"][1]["problem"]["errors"]
+        assert error["pointer"] == pointer
+
+
+@each(
     ("value", "pointer"),
     [
         ([2, []], "/1"),

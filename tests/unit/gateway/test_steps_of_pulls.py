@@ -25,7 +25,7 @@ NAMES = [f"{number:x}" for number in range(200)]
 def deliveries(count: int) -> DeliveryColumns:
     seqs = np.arange(1, count + 1, dtype=np.int64).tobytes()
     # No two messages have the same names.
-    headers = [dict.fromkeys(NAMES[at % 99 :][:100], [""]) for at in range(count)]
+    headers = [{name: [""] for name in NAMES[at % 99 :][:100]} for at in range(count)]
     content = columns_of([b"x"] * count, headers)
     return DeliveryColumns(1, 0, seqs, bytes(8 * count), ["a.b"], bytes(4 * count), content)
 

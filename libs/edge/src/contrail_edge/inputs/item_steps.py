@@ -131,11 +131,14 @@ def _packed_headers(raw: bytes) -> Steps[tuple[int, int] | None]:
 
 
 def candidates(parts: Iterable[Steps[Part]], payload_bytes_max: int) -> Steps[list[Candidate]]:
-    """Check each message of a batch; raise ApiError for an error that refuses the whole batch."""
+    """Check each of the ``messages``; raise ApiError for an error that refuses the whole batch."""
     found: list[Candidate] = []
-    for part in parts:
+    for at, part in enumerate(parts):
         read = yield from part
         yield
-        found.append(read if isinstance(read, ApiError) else candidate(*read, payload_bytes_max))
+        if isinstance(read, ApiError):
+            found.append(read)
+        else:
+            found.append(candidate(*read, payload_bytes_max, f"/messages/{at}"))
         yield
     return found

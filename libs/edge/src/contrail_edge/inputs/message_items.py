@@ -21,7 +21,7 @@ from contrail_common.model import Expected, Headers, PublishMessage, Rollup
 from contrail_common.subjects import any_subject_problem, filter_problem, subject_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
 from contrail_edge.inputs import schema_marks
-from contrail_edge.inputs.json_body import check_nesting, malformed
+from contrail_edge.inputs.json_body import check_nesting, escape_pointer, malformed
 
 PLAIN_ID_MAX: Final = 1024
 """A longer message id, in characters or bytes, is checked as all other headers are."""
@@ -46,6 +46,7 @@ _CANONICAL: Final = {
         model.TTL,
     )
 }
+_FIELDS_OF_HEADERS: Final = {model.MSG_ID: "/msg_id", model.TTL: "/ttl"}
 _ROLLUPS: Final[Mapping[str, Rollup]] = {"sub": "sub", "all": "all"}
 
 JsonValue = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=schema_marks.JSON)]
@@ -133,8 +134,32 @@ def _compact(value: bytes, nesting: int | None) -> bytes:
     return value if nesting is None else msgspec.json.format(value, indent=-1)
 
 
-def candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
-    """Return the message of an item, or the error that refuses it."""
+def candidate(item: Item, payload: bytes, payload_bytes_max: int, at: str) -> Candidate:
+    """Return the message of the item at the pointer ``at``, or the error that refuses it."""
+    return located(_candidate(item, payload, payload_bytes_max), item, at)
+
+
+def located(found: Candidate, item: Item | PublishMessage, at: str) -> Candidate:
+    """Let the named fields of a refusal be pointers into the body, which has ``item`` at ``at``."""
+    if isinstance(found, ApiError):
+        places = [at + _place(item, one.pointer) for one in found.fields]
+        found.fields = [
+            FieldProblem(place, one.message)
+            for place, one in zip(places, found.fields, strict=True)
+        ]
+    return found
+
+
+def _place(item: Item | PublishMessage, name: str) -> str:
+    if name in item.__struct_fields__:
+        return f"/{name}"
+    for given in item.headers or ():
+        if given.lower() == name.lower():
+            return f"/headers/{escape_pointer(given)}"
+    return _FIELDS_OF_HEADERS.get(name, "/expected")
+
+
+def _candidate(item: Item, payload: bytes, payload_bytes_max: int) -> Candidate:
     headers = item.headers
     if headers and item.msg_id is not None:
         for name, values in headers.items():
@@ -214,6 +239,8 @@ def with_control(
 
 def checked(message: PublishMessage, payload_bytes_max: int) -> Candidate:
     """Return ``message`` with the meaning of its headers set, or the error that refuses it.
+
+    The fields of the error are names of headers, ``subject`` or ``headers``.
 
     The meaning is ``msg_id``, ``ttl_ns`` etc. Checks that need the state of the stream follow in
     storage.

@@ -27,7 +27,7 @@ from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.item_steps import PACKED_PLAIN_BYTES, packed_headers_too_large
 from contrail_edge.inputs.json_body import decode_part
-from contrail_edge.inputs.message_items import Candidate, check_count, checked
+from contrail_edge.inputs.message_items import Candidate, check_count, checked, located
 from contrail_edge.inputs.packed_steps import PackedParts
 
 _ROWS: Final = 1
@@ -86,9 +86,12 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
         if batch is not None:
             return Admitted(batch, {})
     found: list[Candidate] = []
-    for one in read:
+    for at, one in enumerate(read):
         yield
-        found.append(one if isinstance(one, ApiError) else checked(one, payload_bytes_max))
+        if isinstance(one, ApiError):
+            found.append(one)
+        else:
+            found.append(located(checked(one, payload_bytes_max), one, f"/messages/{at}"))
     return (yield from admitted(found))
 
 

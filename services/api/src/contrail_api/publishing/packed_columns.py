@@ -22,7 +22,13 @@ from contrail_common.texts import Texts, are_offsets, as_u32, is_utf8
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.steps import Steps
 from contrail_edge.inputs.json_body import decode_part, malformed
-from contrail_edge.inputs.message_items import PLAIN_ID_MAX, Candidate, check_count, checked
+from contrail_edge.inputs.message_items import (
+    PLAIN_ID_MAX,
+    Candidate,
+    check_count,
+    checked,
+    located,
+)
 from contrail_edge.inputs.packed_steps import PackedParts
 
 _AT: Final = "/1"
@@ -132,7 +138,8 @@ def _checked(batch: MessageBatch, at: int, payload_bytes_max: int) -> Candidate:
         if start < end:
             headers = {MSG_ID: [_text(batch.ids.heap[start:end])]}
     _, payload = batch.columns.content(at)
-    return checked(PublishMessage(subject, headers, payload), payload_bytes_max)
+    message = PublishMessage(subject, headers, payload)
+    return located(checked(message, payload_bytes_max), message, f"/messages/{at}")
 
 
 def _text(encoded: bytes) -> str:
