@@ -71,6 +71,23 @@ def test_refused_message_is_refused_for_itself(stream: Stream) -> None:
         assert second["problem"]["code"] == 20002
 
 
+def test_refused_atomic_batch_is_stored_once_corrected_under_the_same_number(
+    unused: Stream,
+) -> None:
+    assert unused.configure(allow_atomic=True).status_code == 201
+    try:
+        query = {"producer": "job", "atomic": "true", "number": 2}
+        for expected in ({"last_seq": 7}, {"last_seq": 0}):
+            messages = [{**item(unused, "1"), "expected": expected}, item(unused, "2")]
+            answer = send(unused, messages, **query)
+            if expected["last_seq"]:
+                assert_problem(answer, 412, errors.WRONG_LAST_SEQUENCE.code)
+        assert answer.status_code == 201
+        assert stored(unused) == ["1", "2"]
+    finally:
+        unused.client.delete(unused.path)
+
+
 def test_atomic_batch_of_an_earlier_number_is_refused_as_a_repeat_is(unused: Stream) -> None:
     assert unused.configure(allow_atomic=True).status_code == 201
     try:
