@@ -141,6 +141,7 @@ class DeclaredRoutes:
         )
         self.app.state.settings = settings
         self._add_routes()
+        self._build()
         self._document: dict[str, Any] | None = None  # made once, at the first request for it
 
     def _add_routes(self) -> None:
@@ -156,6 +157,13 @@ class DeclaredRoutes:
         self.app.add_exception_handler(ApiError, _on_refusal)
         self.app.add_exception_handler(RequestValidationError, _on_invalid)
         self.app.add_exception_handler(Exception, _on_failure)
+
+    def _build(self) -> None:
+        """Make what FastAPI makes at the first request, which takes longer than a step may."""
+        self.app.middleware_stack = self.app.build_middleware_stack()
+        scope = {"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []}
+        for route in self.app.router.routes:
+            route.matches(scope)
 
     def managed(self) -> Iterator[tuple[str, str, Elsewhere | None]]:
         """Yield method, path template and serving process of each management route."""
