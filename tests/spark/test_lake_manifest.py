@@ -1,6 +1,7 @@
 """Commits of a lake: what they add up to, and which are refused."""
 
 import itertools
+import re
 
 import msgspec
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from contrail_spark.errors import LakeError
 from contrail_spark.lake.layout import parse_data_path
 from contrail_spark.lake.manifest import (
-    REMOVED_KEPT_US,
     Checkpoint,
     Commit,
     FileEntry,
@@ -27,6 +27,7 @@ from contrail_spark.lake.manifest import (
     restored,
 )
 from tests.spark.lakes import archived, entry
+from tests.support.each import each
 
 HOUR_US = 3_600_000_000
 
@@ -137,6 +138,26 @@ def test_newer_formats_and_other_numbers_are_refused() -> None:
         decode_info(b'{"format":2,"new":[]}', "lake")
 
 
+@each(
+    ("change", "why"),
+    [
+        ({"token": 0}, "token must be at least 1, not 0"),
+        ({"token": -1}, "token must be at least 1, not -1"),
+        ({"stream": ""}, "the stream '': a name must not be empty"),
+        ({"stream": "../S"}, "the stream '../S': a name must not contain"),
+        ({"incarnation": ""}, "the incarnation of the stream is empty"),
+        ({"created_us": -1}, "created_us must not be negative"),
+    ],
+)
+def test_what_no_job_writes_to_the_file_of_the_lake_is_damage(
+    change: dict[str, object], why: str
+) -> None:
+    sound: dict[str, object] = {"format": 1, "stream": "S", "incarnation": "a", "created_us": 0}
+    assert decode_info(msgspec.json.encode(sound | {"token": 1}), "lake.json").token == 1
+    with pytest.raises(LakeError, match=f"lake.json is damaged: {re.escape(why)}"):
+        decode_info(msgspec.json.encode(sound | change), "lake.json")
+
+
 ranges = st.tuples(st.integers(1, 50), st.integers(0, 10)).map(lambda each: (each[0], sum(each)))
 
 
@@ -169,17 +190,14 @@ def test_a_checkpoint_is_the_whole_state(steps: list[tuple[int, int, bool]]) -> 
                 removed=replaced,
             ),
         )
-    commit = Commit(number=state.number, job="x", time_us=0, checkpoint=checkpoint_of(state, 0))
+    commit = Commit(number=state.number, job="x", time_us=0, checkpoint=checkpoint_of(state))
     assert restored(decode(encode(commit), state.number, "x"), "x") == state
 
 
-def test_a_checkpoint_forgets_files_removed_a_week_ago() -> None:
-    state = State(1, {}, {}, {"old": 0, "new": HOUR_US})
-    assert [each.path for each in checkpoint_of(state, REMOVED_KEPT_US).removed] == ["old", "new"]
-    assert [each.path for each in checkpoint_of(state, REMOVED_KEPT_US + 1).removed] == ["new"]
+def test_a_state_needs_a_checkpoint() -> None:
     with pytest.raises(LakeError, match="x is damaged: it has no checkpoint"):
         restored(Commit(number=64, job="x", time_us=0), "x")
-    assert Checkpoint(files=(), shards={}, removed=()) == checkpoint_of(State(), 0)
+    assert Checkpoint(files=(), shards={}, removed=()) == checkpoint_of(State())
 
 
 def test_garbage_is_what_no_commit_can_add_any_more() -> None:

@@ -276,3 +276,21 @@ def test_checkpoints_remember_removed_files_until_they_are_deleted(lake: Lake) -
             remembered.append(len(whole.removed))
     per_checkpoint = CHECKPOINT_EVERY // 2
     assert remembered == [at * per_checkpoint for at in (1, 2, 1, 2)]
+
+
+def test_a_clock_that_is_ahead_makes_no_removed_file_forgotten(lake: Lake) -> None:
+    file = DataFile(Partition(DAY), "S", 0, 1, 1, 1)
+    lake.publish(written(lake, "x", file.path.encode()), file, file.path)
+    lake.commit(lake.state(), archived(1, 1, 1))
+    remove(lake, file, 0)
+    while (state := lake.state()).number < CHECKPOINT_EVERY:
+        ahead_us = time.time_ns() // 1_000 + 2 * REMOVED_KEPT_US
+        lake.commit(state, Commit(number=state.number + 1, job="t", time_us=ahead_us))
+    assert lake.leftovers(HOUR_US) == []
+    # One that was removed by such a machine is deleted when nothing is to be kept.
+    later = DataFile(Partition(DAY), "S", 0, 2, 2, CHECKPOINT_EVERY + 1)
+    lake.publish(written(lake, "y", later.path.encode()), later, later.path)
+    lake.commit(state, archived(later.commit, 2, 2))
+    remove(lake, later, -REMOVED_KEPT_US)
+    assert lake.leftovers(HOUR_US) == []
+    assert len(lake.leftovers(0)) == 2

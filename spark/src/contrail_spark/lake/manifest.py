@@ -11,13 +11,14 @@ from typing import Final
 
 import msgspec
 
+from contrail_common.names import name_problem
 from contrail_spark.errors import LakeError
 from contrail_spark.lake.layout import DataFile, Partition, parse_data_path
 
 FORMAT: Final = 1
 CHECKPOINT_EVERY: Final = 64
 REMOVED_KEPT_US: Final = 7 * 24 * 3_600 * 1_000_000
-"""How long a removed file is kept for readers at most; checkpoints forget it afterwards."""
+"""How long a removed file is kept for readers at most."""
 
 
 class LakeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,9 +167,25 @@ def decode_info(content: bytes, where: str) -> LakeInfo:
     """The content of ``lake.json``; LakeError if it is damaged or too new."""
     try:
         check_format(msgspec.json.decode(content, type=_Head).format, where)
-        return msgspec.json.decode(content, type=LakeInfo)
+        info = msgspec.json.decode(content, type=LakeInfo)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise LakeError(f"{where} is damaged: {error}") from None
+    if problem := _info_problem(info):
+        raise LakeError(f"{where} is damaged: {problem}")
+    return info
+
+
+def _info_problem(info: LakeInfo) -> str | None:
+    """Why no job has written this; it has no checksum that would tell."""
+    if problem := name_problem(info.stream):
+        return f"the stream {info.stream!r}: {problem}"
+    if not info.incarnation:
+        return "the incarnation of the stream is empty"
+    if info.token is not None and info.token < 1:
+        return f"token must be at least 1, not {info.token}"
+    if info.created_us < 0:
+        return f"created_us must not be negative, not {info.created_us}"
+    return None
 
 
 def check_format(found: int, where: str) -> None:
@@ -177,16 +194,12 @@ def check_format(found: int, where: str) -> None:
         raise LakeError(f"{where} has format {found}, but this version reads format {FORMAT} only")
 
 
-def checkpoint_of(state: State, now_us: int) -> Checkpoint:
+def checkpoint_of(state: State) -> Checkpoint:
     """The state as a commit contains it."""
     return Checkpoint(
         files=tuple(state.live_files()),
         shards=state.shards,
-        removed=tuple(
-            Removed(path, time_us)
-            for path, time_us in state.removed.items()
-            if now_us - time_us <= REMOVED_KEPT_US
-        ),
+        removed=tuple(Removed(path, time_us) for path, time_us in state.removed.items()),
     )
 
 

@@ -1,6 +1,7 @@
 """A lake on disk: open or create it, read its state, and commit to it."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -160,8 +161,7 @@ class Lake:
             removed = after.removed.items()
             waiting = {path: at_us for path, at_us in removed if os.path.lexists(self.root / path)}
             after = replace(after, removed=waiting)
-            whole = checkpoint_of(after, change.time_us)
-            change = msgspec.structs.replace(change, checkpoint=whole)
+            change = msgspec.structs.replace(change, checkpoint=checkpoint_of(after))
         with _as_lake_error():
             temporary = self.temporary(change.number)
             try:
@@ -194,7 +194,9 @@ class Lake:
         """
         found = []
         with _as_lake_error():
-            removed_until_us = time.time_ns() // 1_000 - keep_us
+            now_us = time.time_ns() // 1_000
+            # If nothing is kept, neither is what a machine whose clock is ahead has removed.
+            removed_until_us = now_us - keep_us if keep_us else sys.maxsize
             state = self.state()
             for path in sorted((self.root / DATA).glob("date=*/**/*.parquet")):
                 file = parse_data_path(path.relative_to(self.root).as_posix())
