@@ -9,19 +9,21 @@ from typing import Any
 
 import pytest
 
-from contrail_client import Contrail
+from contrail_client import Contrail, Message
 from contrail_client.cli.ending import Failed, Misuse
 from contrail_common.subjects import matches
 from contrail_pipeline.erase import steps, work
 from contrail_pipeline.erase.command import check_receipt, parse_range
 from contrail_pipeline.erase.steps import Eraser, Wishes, everything
 from contrail_pipeline.erase.work import Doomed, Scan, scan
+from contrail_spark.client import ReplayClient
 from contrail_spark.lake.layout import TEMPORARY, temporary_name
 from contrail_spark.lake.manifest import Range
 from contrail_spark.lake.parquet import PartitionedWriter
 from contrail_spark.lake.reader import LakeReader
 from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.store import Lake
+from contrail_spark.options import parse_options
 from tests.pipeline.jobs import LocalJob, run_here
 from tests.pipeline.lakes import Row, archive, made_lake, made_row, partition_of_row, write
 from tests.support.servers import ServerProcess
@@ -340,10 +342,41 @@ def test_ranges_of_several_shards_need_one(tmp_path: Path) -> None:
     lake = Lake.ensure(tmp_path / "lake", "S", "first", None)
     rows = [made_row(seq, shard=shard) for shard in range(2) for seq in range(1, 11)]
     archive(lake, rows, [Range(shard, 1, 10) for shard in range(2)])
-    with pytest.raises(Misuse, match=r"the lake has 2 shards.*--seq SHARD:3-4"):
+    with pytest.raises(Misuse, match=r"several shards.*--seq SHARD:3-4"):
         erase(lake, ranges=((None, 3, 4),))
+    # 9:5 may have been meant as a range.
+    with pytest.raises(Misuse, match=r"--seq 9:5: the lake has no messages of shard 9"):
+        erase(lake, ranges=((9, 5, 5),))
     assert erase(lake, ranges=((1, 3, 4),))["messages"] == 2
     assert seqs(lake) == list(range(1, 11))
+    # The first shard had no messages.
+    lake = Lake.ensure(tmp_path / "other", "S", "first", None)
+    archive(lake, rows[10:], [Range(1, 1, 10)])
+    with pytest.raises(Misuse, match=r"several shards.*--seq SHARD:3\b"):
+        erase(lake, ranges=((None, 3, 3),))
+
+
+def test_sequences_of_each_shard_are_erased_in_the_stream_too(
+    running: ServerProcess, tmp_path: Path
+) -> None:
+    with Contrail(running.url) as client:
+        client.create_stream("SH", {"subjects": ["sh.>"], "shards": 2, "shard_by": [2]})
+        client.publish_batch("SH", [Message(f"sh.{at % 8}", b"x") for at in range(40)])
+        plan = ReplayClient(parse_options({"url": running.url, "stream": "SH"})).plan()
+        lake = Lake.ensure(tmp_path / "lake", "SH", plan.incarnation, None)
+        rows = [made_row(seq, shard=shard) for shard in range(2) for seq in range(1, 3)]
+        archive(lake, rows, [Range(shard, 1, 2) for shard in range(2)])
+
+        def erased(*ranges: tuple[int, int, int]) -> int:
+            job = LocalJob(client, running.url)
+            Eraser(job, lake.root, Wishes((), ranges, in_stream=True)).run()  # type: ignore[arg-type]
+            [receipt] = job.results
+            return sum(each.messages for each in receipt["erasures"])
+
+        assert erased((0, 2, 2), (1, 1, 1)) == 2
+        assert client.get_stream("SH").state.messages == 38
+        with pytest.raises(Misuse, match="--seq 9:...: stream SH has no shard 9"):
+            erased((9, 5, 5))
 
 
 @pytest.mark.parametrize(

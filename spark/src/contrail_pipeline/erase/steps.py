@@ -120,11 +120,16 @@ class Eraser:
     def _ranges(self, state: State) -> tuple[Range, ...]:
         found = []
         for shard, first, last in self._wishes.ranges:
-            if shard is None and len(state.shards) > 1:
+            seqs = f"{first}-{last}" if last > first else str(first)
+            # A shard without messages is not in the lake, not even if it is the first one.
+            if shard is None and state.shards.keys() - {0}:
                 raise Misuse(
-                    f"the lake has {len(state.shards)} shards, each with its own sequences: use "
-                    f"--seq SHARD:{first}-{last}"
+                    "the stream of the lake has several shards, each with its own sequences: use "
+                    f"--seq SHARD:{seqs}"
                 )
+            # The stream may have a shard of which nothing is archived yet.
+            if shard is not None and shard not in state.shards and not self._wishes.in_stream:
+                raise Misuse(f"--seq {shard}:{seqs}: the lake has no messages of shard {shard}")
             found.append(Range(shard or 0, first, last))
         return tuple(found)
 
@@ -139,12 +144,15 @@ class Eraser:
                 f"begun; erase in the lake without --stream, and in the stream with "
                 f"`contrail stream erase`"
             )
+        shards = {each.shard for each in plan.shards}
+        for unknown in (each.shard for each in doomed.ranges if each.shard not in shards):
+            raise Misuse(f"--seq {unknown}:...: stream {stream} has no shard {unknown}")
         if sum(each.to_seq - each.from_seq + 1 for each in doomed.ranges) > SEQUENCES_MAX:
             raise Misuse(f"--stream takes at most {SEQUENCES_MAX:,} sequences; erase by subject")
         receipts = [client.erase(stream, subject=each) for each in doomed.subjects]
         for each in doomed.ranges:
             seqs = range(each.from_seq, each.to_seq + 1)
-            shard = each.shard if each.shard else None
+            shard = each.shard if len(shards) > 1 else None
             receipts += [
                 client.erase(stream, seqs[at : at + _REQUEST_SEQUENCES], shard=shard)
                 for at in range(0, len(seqs), _REQUEST_SEQUENCES)
