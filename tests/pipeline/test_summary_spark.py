@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,6 +31,7 @@ from contrail_pipeline.summary.figures import (
 )
 from contrail_pipeline.summary.patterns import pattern_of
 from tests.pipeline.commands import COMMAND
+from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
 
 pytestmark = pytest.mark.spark
@@ -291,6 +293,35 @@ def test_the_command_writes_the_report_and_prints_the_document(
     text = out.read_text(encoding="utf-8")
     assert "<h1>Stream S</h1>" in text
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_report_that_cannot_be_written_at_the_end_loses_no_figures(
+    running: ServerProcess,
+    stored: list[StoredMessage],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    content_of = measure.content_of
+
+    def then_the_folder_is_gone(*arguments: Any) -> Content:
+        found = content_of(*arguments)
+        folder.rmdir()
+        return found
+
+    monkeypatch.setattr(measure, "content_of", then_the_folder_is_gone)
+    out = folder / "report.html"
+    given = ["summary", "S", "--server", running.url, "--json", "--top", str(TOP)]
+    done = run_contrail("pipeline", *given, "--out", str(out), env={})
+    assert done.exit_code == 1
+    said = f"the report {out} cannot be written: No such file or directory"
+    assert json.loads(done.stderr.splitlines()[-1])["message"] == said
+    document = json.loads(done.stdout)
+    assert "report" not in document
+    assert without_estimate(msgspec.convert(document, Summary).content) == expected(
+        stored, wild=[1]
+    )
 
 
 def test_messages_that_are_removed_meanwhile_are_left_out(

@@ -147,6 +147,18 @@ def test_what_makes_no_sense_is_refused_before_spark_starts(
     assert text in done.output
 
 
+def test_a_folder_that_cannot_be_written_to_ends_the_job_at_once(
+    filled: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "folder"
+    given = arguments(filled, tmp_path, "--once", "--retries", "0", "--to-parquet", str(folder))
+    done = run_contrail("pipeline", *given, env={})
+    assert done.exit_code == 1
+    [error] = lines_of(done.stderr)
+    assert error["message"] == f"cannot write to the folder of the rows {folder}: Not a directory"
+
+
 @pytest.mark.parametrize(
     ("sql", "text"),
     [

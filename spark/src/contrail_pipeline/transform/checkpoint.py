@@ -5,7 +5,9 @@ two queries would be mixed.
 """
 
 import difflib
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,11 @@ from contrail_client.cli.ending import Failed
 
 FILE: Final = "contrail-transform.json"
 ACCEPT: Final = "--accept-changes"
+_FOR_GOOD: Final = {
+    errno.EACCES, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EPERM,
+    errno.EROFS,
+}  # fmt: skip
+"""Why a folder cannot be written to, and would not be later. A full disk may get space again."""
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +74,20 @@ def note(folder: Path, made: Made) -> None:
         draft.replace(folder / FILE)
     except OSError as error:
         raise Failed(f"cannot write to the checkpoint {folder}: {error.strerror}") from error
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Make a folder, and raise Failed if nobody can write to it until somebody does something.
+
+    Spark says of such a folder only that it has failed, as it says of a disk that is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno in _FOR_GOOD:
+            raise Failed(f"cannot write to the {what} {folder}: {error.strerror}") from error
 
 
 def _first_difference(before: str, after: str) -> int:

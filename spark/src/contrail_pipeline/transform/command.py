@@ -14,6 +14,7 @@ from contrail_spark.lake.layout import LAKE_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from contrail_pipeline.transform.query import Transformation
     from contrail_pipeline.transform.supervision import Progress
@@ -71,7 +72,7 @@ def transform(  # noqa: PLR0913 - all of them are named
     sql = _read(query)
     limits = {"startingPosition": start, "maxMessagesPerTrigger": str(batch)}
     work = _transformation(job, sql, source, limits, to, to_parquet)
-    target = to if to is not None else f"parquet:{work.target['path']}"
+    target = to if to is not None else f"parquet:{work.folder}"
     made = Made(sql=sql, source=source, target=target)
     folder = folder_of(checkpoint, "--checkpoint")
     check(folder, made, accept=accept_changes)
@@ -170,10 +171,17 @@ def _show(job: Job, spark: "SparkSession", work: "Transformation") -> None:
 
 
 def _run(job: Job, spark: "SparkSession", run: Run) -> None:
+    from contrail_pipeline.transform.checkpoint import check_writable  # noqa: PLC0415
     from contrail_pipeline.transform.supervision import (  # noqa: PLC0415
         Supervisor,
         ended_by_signals,
     )
+
+    def start() -> "StreamingQuery":
+        check_writable(run.checkpoint, "checkpoint")
+        if run.work.folder is not None:
+            check_writable(run.work.folder, "folder of the rows")
+        return run.work.start(spark, str(run.checkpoint), run.every_ms)
 
     def told(progress: "Progress") -> None:
         if job.as_json:
@@ -186,7 +194,7 @@ def _run(job: Job, spark: "SparkSession", run: Run) -> None:
         show.warning(text, as_json=job.as_json)
 
     supervisor = Supervisor(
-        start=lambda: run.work.start(spark, str(run.checkpoint), run.every_ms),
+        start=start,
         told=told,
         failed=failed,
         retries=run.retries,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pyspark.errors import PySparkException
@@ -42,6 +43,11 @@ class Transformation:
     source: Mapping[str, str]
     form: str
     target: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files go; None if it writes to a stream."""
+        return Path(self.target["path"]) if self.form == "parquet" else None
 
     def result(self, spark: SparkSession) -> DataFrame:
         """The frame of the SQL over the followed stream; Misuse if it cannot be the query.
