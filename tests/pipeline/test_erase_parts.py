@@ -375,7 +375,7 @@ def test_sequences_of_each_shard_are_erased_in_the_stream_too(
 
         assert erased((0, 2, 2), (1, 1, 1)) == 2
         assert client.get_stream("SH").state.messages == 38
-        with pytest.raises(Misuse, match="--seq 9:...: stream SH has no shard 9"):
+        with pytest.raises(Misuse, match="stream SH has no shard 9"):
             erased((9, 5, 5))
 
 
