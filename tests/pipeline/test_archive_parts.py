@@ -21,7 +21,7 @@ from contrail_spark.lake.store import Lake
 from contrail_spark.options import SPLITS_MAX, parse_options
 from contrail_spark.plan import ShardBounds, Split
 from tests.pipeline.archives import check_same
-from tests.pipeline.jobs import LocalJob, run_here
+from tests.pipeline.jobs import LocalJob, no_space, run_here
 from tests.spark.replay_server import ReplayServer
 from tests.support.command import run_contrail
 from tests.support.servers import ServerProcess
@@ -145,11 +145,13 @@ def test_a_task_fails_in_one_sentence(server: ReplayServer, lake: Lake) -> None:
     assert problem is not None
     assert "sequences 91..100 were" in problem
     server.rows_per_shard = 100
+    with no_space():
+        problem = archive_piece(task_of(server, lake)).problem
+    assert problem == f"cannot write to the lake in {lake.root}: File too large"
     (lake.root / "tmp").rename(lake.root / "away")
     (lake.root / "tmp").touch()
     problem = archive_piece(task_of(server, lake)).problem
-    assert problem is not None
-    assert problem.startswith(f"cannot write to the lake in {lake.root}: ")
+    assert problem == f"cannot write to the lake in {lake.root}: {lake.root}/tmp: File exists"
 
 
 def test_a_dry_run_refuses_what_the_job_would_refuse(

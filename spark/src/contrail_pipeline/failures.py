@@ -1,5 +1,6 @@
 """What Spark, the data source and lakes report, as sentences for the user."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,15 @@ def reason_of(text: str) -> Reason:
 
 def _whole(sentence: str) -> str:
     return sentence.split(" SQLSTATE:", maxsplit=1)[0].strip().rstrip(".;")
+
+
+def unwritable(root: str, error: Exception) -> str:
+    """Why a file cannot be written to the lake in ``root``; Arrow says it in many words."""
+    why = str(error)
+    if isinstance(error, OSError) and error.errno:
+        where = f"{error.filename}: " if error.filename else ""
+        why = f"{where}{os.strerror(error.errno)}"
+    return f"cannot write to the lake in {root}: {why}"
 
 
 def ending(error: Exception) -> Failed | Misuse:

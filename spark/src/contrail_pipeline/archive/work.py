@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from contrail_pipeline.archive.plan import Piece
+from contrail_pipeline.failures import unwritable
 from contrail_spark.batch import freeze_modules
 from contrail_spark.client import ReplayClient
 from contrail_spark.errors import ContrailSparkError
@@ -56,4 +57,4 @@ def archive_piece(task: ArchiveTask) -> Outcome:
     except ContrailSparkError as error:
         return Outcome(problem=str(error))
     except (OSError, pa.ArrowException) as error:
-        return Outcome(problem=f"cannot write to the lake in {task.root}: {error}")
+        return Outcome(problem=unwritable(task.root, error))

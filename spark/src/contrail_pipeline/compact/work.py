@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from contrail_pipeline.failures import unwritable
 from contrail_spark.batch import freeze_modules
 from contrail_spark.errors import ContrailSparkError, LakeError
 from contrail_spark.lake.manifest import FileEntry, partition_of
@@ -61,7 +62,7 @@ def merge(task: MergeTask) -> Merged:
     except ContrailSparkError as error:
         return Merged(task.files, problem=f"the lake in {task.root}: {error}")
     except (OSError, pa.ArrowException) as error:
-        return Merged(task.files, problem=f"cannot write to the lake in {task.root}: {error}")
+        return Merged(task.files, problem=unwritable(task.root, error))
 
 
 def _merged(task: MergeTask) -> FileEntry:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from contrail_pipeline.failures import unwritable
 from contrail_spark.errors import ContrailSparkError, LakeError
 from contrail_spark.lake import files
 from contrail_spark.lake.manifest import FileEntry, Range
@@ -152,7 +153,7 @@ def _rewritten(task: Rewrite) -> Rewritten:
     except ContrailSparkError as error:
         return Rewritten(entry, problem=f"the lake in {task.root}: {error}")
     except (OSError, pa.ArrowException) as error:
-        return Rewritten(entry, problem=f"cannot write to the lake in {task.root}: {error}")
+        return Rewritten(entry, problem=unwritable(task.root, error))
 
 
 def delete(root: Path, path: str) -> str | None:
