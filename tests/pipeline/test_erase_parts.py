@@ -377,6 +377,9 @@ def test_sequences_of_each_shard_are_erased_in_the_stream_too(
         assert client.get_stream("SH").state.messages == 38
         with pytest.raises(Misuse, match="stream SH has no shard 9"):
             erased((9, 5, 5))
+        with pytest.raises(Misuse, match=r"shard 1 of stream SH ends with sequence \d+, before 99"):
+            erased((0, 3, 3), (1, 3, 99))
+        assert client.get_stream("SH").state.messages == 38
 
 
 @pytest.mark.parametrize(

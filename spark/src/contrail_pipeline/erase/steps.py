@@ -144,15 +144,22 @@ class Eraser:
                 f"begun; erase in the lake without --stream, and in the stream with "
                 f"`contrail stream erase`"
             )
-        shards = {each.shard for each in plan.shards}
-        for unknown in (each.shard for each in doomed.ranges if each.shard not in shards):
-            raise Misuse(f"--seq {unknown}:...: stream {stream} has no shard {unknown}")
+        ends = {each.shard: each.last_seq for each in plan.shards}
+        for each in doomed.ranges:
+            if each.shard not in ends:
+                raise Misuse(f"--seq {each.shard}:...: stream {stream} has no shard {each.shard}")
+            if each.to_seq > ends[each.shard]:
+                # The server would refuse a part of a range after it has erased others.
+                raise Misuse(
+                    f"--seq: shard {each.shard} of stream {stream} ends with sequence "
+                    f"{ends[each.shard]}, before {each.to_seq}"
+                )
         if sum(each.to_seq - each.from_seq + 1 for each in doomed.ranges) > SEQUENCES_MAX:
             raise Misuse(f"--stream takes at most {SEQUENCES_MAX:,} sequences; erase by subject")
         receipts = [client.erase(stream, subject=each) for each in doomed.subjects]
         for each in doomed.ranges:
             seqs = range(each.from_seq, each.to_seq + 1)
-            shard = each.shard if len(shards) > 1 else None
+            shard = each.shard if len(ends) > 1 else None
             receipts += [
                 client.erase(stream, seqs[at : at + _REQUEST_SEQUENCES], shard=shard)
                 for at in range(0, len(seqs), _REQUEST_SEQUENCES)
