@@ -125,6 +125,10 @@ def test_stream_to_files(own_server: ServerProcess, tmp_path: Path) -> None:
     found = pq.read_table(out, columns=["subject", "data"]).to_pylist()
     rows = sorted((row["subject"], row["data"].encode()) for row in found)
     assert rows == expected(own_server.url)
+    # Spark would write nothing, because the folder has batches of the same numbers.
+    again = run_contrail("pipeline", *given, "--checkpoint", str(tmp_path / "new"), env={})
+    assert again.exit_code == 1
+    assert "has the rows of another checkpoint" in again.output
 
 
 @pytest.mark.parametrize(

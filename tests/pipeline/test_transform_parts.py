@@ -11,6 +11,7 @@ from contrail_client.cli.ending import Failed
 from contrail_pipeline.transform.checkpoint import FILE, Made, check, note
 from contrail_pipeline.transform.failures import failure_of
 from contrail_pipeline.transform.supervision import Progress, Supervisor, progress_of
+from contrail_spark.stream import GO_ON, NEW_CHECKPOINT
 from tests.pipeline.jobs import no_space
 
 MADE = Made(sql="select *\nfrom messages", source="S", target="T")
@@ -57,6 +58,17 @@ MADE = Made(sql="select *\nfrom messages", source="S", target="T")
             "create file:/x/_spark_metadata\n\tat org.apache",
             "Mkdirs failed to create file:/x/_spark_metadata",
             True,
+        ),
+        (
+            f"CheckpointError: stream X was re-created. {NEW_CHECKPOINT}, {GO_ON}\n",
+            "stream X was re-created. Use another --checkpoint",
+            False,
+        ),
+        (
+            'DataLossError: 1..4 are gone. To read what is left, use .option("failOnDataLoss", '
+            '"false")\n',
+            "1..4 are gone. To read what is left, use another --checkpoint",
+            False,
         ),
         ("ServerRefusedError: batch 0: row 1: refused", "batch 0: row 1: refused", False),
         ("Python worker exited unexpectedly (crashed)\n\tat x",

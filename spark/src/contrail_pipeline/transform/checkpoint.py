@@ -59,6 +59,23 @@ def check(folder: Path, made: Made, *, accept: bool) -> None:
         )
 
 
+def check_rows(folder: Path, rows: Path) -> None:
+    """Raise Failed if a new checkpoint is to write to the folder of another one.
+
+    Spark knows a batch there by its number alone, and would skip those that it finds.
+    """
+    if _has_batches(rows / "_spark_metadata") and not _has_batches(folder / "offsets"):
+        raise Failed(
+            f"the folder {rows} has the rows of another checkpoint, and Spark would take those of "
+            f"the new checkpoint {folder} for written already; use another folder"
+        )
+
+
+def _has_batches(log: Path) -> bool:
+    """True if a log of Spark has a batch: a file that is named by its number."""
+    return log.is_dir() and any(each.name[:1].isdigit() for each in log.iterdir())
+
+
 def note(folder: Path, made: Made) -> None:
     """Write down what the checkpoint is made with, before Spark writes to it.
 

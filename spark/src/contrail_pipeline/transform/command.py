@@ -66,7 +66,7 @@ def transform(  # noqa: PLR0913 - all of them are named
 
     Each row is written once, even if this command is killed and started again.
     """
-    from contrail_pipeline.transform.checkpoint import Made, check, note  # noqa: PLC0415
+    from contrail_pipeline.transform.checkpoint import Made, check, check_rows, note  # noqa: PLC0415
 
     every_ms = None if once else _milliseconds(every)
     sql = _read(query)
@@ -76,6 +76,8 @@ def transform(  # noqa: PLR0913 - all of them are named
     made = Made(sql=sql, source=source, target=target)
     folder = folder_of(checkpoint, "--checkpoint")
     check(folder, made, accept=accept_changes)
+    if work.folder is not None:
+        check_rows(folder, work.folder)
     with job.spark() as spark:
         _silence(spark)
         _check(spark, work)

@@ -14,6 +14,12 @@ _SQLSTATE: Final = re.compile(r"SQLSTATE: (\w{2})\w{3}")
 _USERS_FAULTS: Final = {"0A", "21", "22", "23", "42", "P0"}
 """Classes of SQLSTATE for which the query or its data are to blame: unsupported features,
 cardinality, data, constraints, syntax or access rules, and errors that the query raises."""
+_ADVICE: Final = {
+    ', or go on without what is lost: .option("failOnDataLoss", "false")': "",
+    'use .option("failOnDataLoss", "false")': "use another --checkpoint",
+    "a new checkpointLocation": "another --checkpoint",
+}
+"""What the data source advises its users, and what the users of the command can do."""
 _OUTPUT_MODE: Final = "STREAMING_OUTPUT_MODE"
 
 
@@ -30,7 +36,10 @@ def failure_of(error: BaseException) -> Failure:
     text = str(error)
     found = reason_of(text)
     if found.error is not None:
-        return Failure(found.sentence, found.error in _PASSING)
+        sentence = found.sentence
+        for advice, instead in _ADVICE.items():
+            sentence = sentence.replace(advice, instead)
+        return Failure(sentence, found.error in _PASSING)
     if any(name.startswith(_OUTPUT_MODE) for name in found.conditions):
         return Failure(
             f"{found.sentence}. A message cannot be changed later: an aggregation needs a window "
