@@ -136,3 +136,13 @@ def test_a_stream_that_was_re_created_ends_the_query_with_a_sentence(
     assert "Traceback" not in str(failed.value)
     job.run(failOnDataLoss="false")
     assert job.numbers() == sorted([*range(300), *range(300)])
+
+
+def test_a_mistake_in_the_options_ends_a_query_with_its_sentence(job: Job) -> None:
+    for _ in range(2):  # without a checkpoint, and with one
+        with pytest.raises(StreamingQueryException) as failed:
+            job.run(splits="2")
+        sentence = "OptionError: option splits has no meaning for spark.readStream"
+        assert sentence in str(failed.value)
+        assert "Traceback" not in str(failed.value)
+        job.run()

@@ -51,7 +51,9 @@ class Query:
     def restart(self, **options: str) -> None:
         """Start the query again from its checkpoint, which is kept as JSON."""
         source = ContrailDataSource(self._options | options)
-        self.reader: ContrailStreamReader = source.streamReader(spark_schema(("shard", "seq")))
+        reader = source.streamReader(spark_schema(("shard", "seq")))
+        assert isinstance(reader, ContrailStreamReader)
+        self.reader = reader
         if self.offset is None:
             self.offset = self.reader.initialOffset()
         self.offset = json.loads(json.dumps(self.offset))
@@ -331,9 +333,14 @@ def test_only_the_leader_says_where_the_stream_ends(server: ReplayServer) -> Non
 
 @each("name", ["endingSequence", "endingTimestamp", "splits", "maxBytesPerPartition"])
 def test_options_of_batches_are_refused(name: str) -> None:
-    source = ContrailDataSource({"stream": "S", name.upper(): "1"})
-    with pytest.raises(OptionError, match=rf"option {name} has no meaning for spark\.readStream"):
-        source.streamReader(spark_schema())
+    reader = ContrailDataSource({"stream": "S", name.upper(): "1"}).streamReader(spark_schema())
+    refused = rf"option {name} has no meaning for spark\.readStream"
+    with pytest.raises(OptionError, match=refused):
+        reader.initialOffset()
+    with pytest.raises(OptionError, match=refused):
+        reader.latestOffset({}, ALL)
+    with pytest.raises(OptionError, match=refused):
+        reader.partitions({}, {})
 
 
 @each(

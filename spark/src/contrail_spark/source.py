@@ -4,7 +4,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from contrail_spark.batch import ContrailBatchReader
-from contrail_spark.errors import OptionError, message_first
+from contrail_spark.errors import ContrailSparkError, OptionError, message_first
 from contrail_spark.layout import Layout, parse_layout
 from contrail_spark.options import (
     BATCH_ONLY,
@@ -15,7 +15,7 @@ from contrail_spark.options import (
     refuse,
 )
 from contrail_spark.schema import checked_projection, spark_schema
-from contrail_spark.stream import ContrailStreamReader
+from contrail_spark.stream import ContrailStreamReader, RefusedStreamReader
 from contrail_spark.tiered import TieredPlan, make_plan
 from contrail_spark.writer import ContrailBatchWriter, ContrailStreamWriter
 
@@ -55,14 +55,16 @@ class ContrailDataSource(DataSource):
                 self._plan = make_plan(options)
             return ContrailBatchReader(options, self._plan, projection)
 
-    def streamReader(self, schema: StructType) -> ContrailStreamReader:
+    def streamReader(self, schema: StructType) -> ContrailStreamReader | RefusedStreamReader:
         """A reader that follows the stream. Its range is in Spark's checkpoint, not in a plan."""
-        with message_first():
+        try:
             options = parse_options(self.options)
             refuse(self.options, BATCH_ONLY, "spark.readStream")
             projection = checked_projection(schema, options.columns)
-            partitions = options.splits if "minPartitions" in self.options else None
-            return ContrailStreamReader(options, projection, partitions)
+        except ContrailSparkError as error:
+            return RefusedStreamReader(error)
+        partitions = options.splits if "minPartitions" in self.options else None
+        return ContrailStreamReader(options, projection, partitions)
 
     def writer(self, schema: StructType, overwrite: bool) -> ContrailBatchWriter:
         """A writer that publishes the rows of a frame."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -17,7 +17,12 @@ from pyspark.sql.types import StructType
 
 from contrail_spark.batch import freeze_modules
 from contrail_spark.client import ReplayClient
-from contrail_spark.errors import CheckpointError, StreamChangedError, message_first
+from contrail_spark.errors import (
+    CheckpointError,
+    ContrailSparkError,
+    StreamChangedError,
+    message_first,
+)
 from contrail_spark.lake.store import Lake
 from contrail_spark.offsets import (
     Heads,
@@ -155,3 +160,34 @@ class ContrailStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss:
             raise CheckpointError(f"{what}. {NEW_CHECKPOINT}, {GO_ON}") from cause
         _log.warning("%s; continuing with what is there", what)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Ends a query with ``error``, which is a mistake in its options or columns.
+
+    Spark 4.3 replaces what `streamReader` raises by a mistake of its own, but reports what a reader
+    raises.
+    """
+
+    def __init__(self, error: ContrailSparkError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error; Spark calls this first in a new query."""
+        self._refuse()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raise the error; Spark calls this first in a query that goes on."""
+        self._refuse()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raise the error; Spark calls this first in a query that repeats a batch."""
+        self._refuse()
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """Raise the error; there are no partitions to read."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        with message_first():
+            raise self._error
