@@ -109,13 +109,15 @@ def test_headers_are_sent_with_the_id(start: int) -> None:
 
 
 def test_several_values_of_a_header_are_kept_and_an_id_is_replaced() -> None:
-    column = pa.array([[("A", ["1", None, "2"]), ("Nats-Msg-Id", ["old"])]], LISTS)
+    ids = [("Nats-Msg-Id", ["old"]), ("nats-msg-id", ["older"])]
+    column = pa.array([[("A", ["1", None, "2"]), *ids]], LISTS)
     [(_, headers, _)] = messages(frame(headers=column, msg_id=["new"]), BY_COLUMN)
     assert headers == {"A": ["1", "2"], "Nats-Msg-Id": ["new"]}
 
 
 def test_conditions_of_copied_messages_are_left_out() -> None:
-    given = [("Nats-Expected-Last-Sequence", "7"), ("Nats-TTL", "1h")]
+    conditions = [("Nats-Expected-Last-Sequence", "7"), ("nats-expected-stream", "S")]
+    given = [*conditions, ("Nats-TTL", "1h")]
     batch = frame(headers=pa.array([given], HEADERS), shard=[0], seq=[8])
     [(_, copied, _)], [(_, written, _)] = messages(batch, BY_SOURCE), messages(batch)
     assert copied == {"Nats-TTL": ["1h"], "Nats-Msg-Id": ["S:0:8"]}

@@ -23,7 +23,9 @@ BODY_ROWS_MAX: Final = 5_000
 BODY_BYTES_MAX: Final = 4 << 20
 MESSAGE_BYTES_MAX: Final = 15 << 20
 """The server reads bodies of up to 16 MiB, and names the limit of smaller messages itself."""
-CONDITIONS: Final = "Nats-Expected-"
+_ID: Final = MSG_ID.lower()
+_CONDITIONS: Final = "nats-expected-"
+"""The server takes these names in upper and lower case."""
 _ROWS: Final = 1
 _COLUMNS: Final = 2
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -97,10 +99,8 @@ class Rows:
             names, values = _values(column.keys[entries]), _header_values(column.items[entries])
         except pa.ArrowException as error:
             raise RowError("a text in the column headers is not UTF-8") from error
-        if layout.ids is IdSource.SOURCE:
-            # The source has checked its conditions. They mean nothing for the copy of a message.
-            met = {name for name in set(names) if name.startswith(CONDITIONS)}
-            values = [None if name in met else one for name, one in zip(names, values, strict=True)]
+        dropped = {name for name in set(names) if _is_dropped(name.lower(), layout)}
+        values = [None if name in dropped else one for name, one in zip(names, values, strict=True)]
         pairs = list(zip(names, values, strict=True))
         first = bounds[0]
         return [
@@ -178,6 +178,12 @@ class Rows:
             return [one.decode() for one in encoded]
         except UnicodeDecodeError as error:
             raise RowError(f"the {what} {error.object!r} is not UTF-8") from None
+
+
+def _is_dropped(name: str, layout: Layout) -> bool:
+    """Whether a header, in lower case, is not for the message: an id or a met condition."""
+    # The source has checked its conditions. They mean nothing for the copy of a message.
+    return name == _ID or (layout.ids is IdSource.SOURCE and name.startswith(_CONDITIONS))
 
 
 def _header_values(items: pa.Array) -> list[list[str] | None]:
