@@ -84,6 +84,7 @@ def test_every_option_given_is_taken() -> None:
             "option startingTimestamp: must be milliseconds since",
         ),
         ({"endingTimestamp": "2013-01-01T10:00:00"}, "RFC 3339 with an offset"),
+        ({"endingTimestamp": "9999-12-31T23:59:59Z"}, "from 1970 to 2262, not '9999-"),
         ({"consistency": "all"}, "option consistency: must be leader or any"),
         ({"failOnDataLoss": "yes"}, "option failOnDataLoss: must be true or false"),
         ({"columns": "seq,,data"}, "option columns: must be a comma-separated list"),

@@ -363,7 +363,7 @@ def _time(text: str) -> str:
     except ValueError:
         raise ValueError(
             "must be milliseconds since 1970, or RFC 3339 with an offset such as "
-            f'"2026-01-31T08:00:00Z", not {text!r}'
+            f'"2026-01-31T08:00:00Z", from 1970 to 2262, not {text!r}'
         ) from None
 
 
