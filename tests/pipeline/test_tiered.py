@@ -297,7 +297,7 @@ def test_options_that_make_no_sense_together_are_refused(tiers: Reads) -> None:
     with pytest.raises(OptionError, match="lakeOnly needs the option lake"):
         tiers.reader(lake="", lakeOnly="true")
     with pytest.raises(OptionError, match=r"lakeOnly has no meaning for spark\.readStream"):
-        tiers.source(lakeOnly="true").streamReader(spark_schema())
+        tiers.source(lakeOnly="true").streamReader(spark_schema()).initialOffset()
 
 
 def test_a_query_reads_the_history_from_the_lake_and_goes_on(tiers: Reads) -> None:
