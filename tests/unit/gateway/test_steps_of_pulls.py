@@ -1,6 +1,7 @@
 """Messages with many headers are shown in steps that do not hold the event loop."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,11 +23,11 @@ from tests.unit.gateway.test_pulls import JSON, NEXT, run
 NAMES = [f"{number:x}" for number in range(200)]
 
 
-def deliveries(count: int) -> DeliveryColumns:
+def deliveries(count: int, names: int = 100, size: int = 1) -> DeliveryColumns:
     seqs = np.arange(1, count + 1, dtype=np.int64).tobytes()
     # No two messages have the same names.
-    headers = [{name: [""] for name in NAMES[at % 99 :][:100]} for at in range(count)]
-    content = columns_of([b"x"] * count, headers)
+    headers = [{name: [""] for name in NAMES[at % 99 :][:names]} for at in range(count)]
+    content = columns_of([b"x" * size] * count, headers)
     return DeliveryColumns(1, 0, seqs, bytes(8 * count), ["a.b"], bytes(4 * count), content)
 
 
@@ -38,6 +39,8 @@ def result(found: list[Delivery], columns: DeliveryColumns | None = None) -> Pul
 @each("accept", ["application/json", "application/vnd.msgpack", "application/x-ndjson"])
 def test_pull_of_many_headers(accept: str) -> None:
     edge, few, many = Edge(), in_deliveries(deliveries(3)), in_deliveries(deliveries(4_000))
+    # As many as are shown in one step, and one more; the largest of both kinds.
+    limits = [(1_000, 0, 262), (1_001, 0, 262), (1_000, 3, 1), (8, 0, 1 << 20)]
 
     async def scene() -> None:
         async def operation(found: list[Delivery] = many) -> None:
@@ -47,6 +50,8 @@ def test_pull_of_many_headers(accept: str) -> None:
 
         await operation(few)
         await assert_no_stall(operation)
+        for limit in limits:
+            await assert_no_stall(partial(operation, in_deliveries(deliveries(*limit))))
 
     run(scene())
 

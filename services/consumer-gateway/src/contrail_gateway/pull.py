@@ -1,9 +1,11 @@
 """Pulls over HTTP: a long poll that is answered as soon as there is a message."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from functools import partial
+from itertools import repeat
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -17,6 +19,7 @@ from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import (
     Answer,
+    Encoder,
     Response,
     StreamResponse,
     encoded,
@@ -47,8 +50,6 @@ from contrail_gateway.core.pull_rules import (
     pull_terms,
 )
 from contrail_gateway.deliveries import (
-    DeliveredMessage,
-    PackedMessage,
     PackedMessages,
     PulledColumns,
     PulledMessages,
@@ -66,8 +67,10 @@ _ACCEPTED_DIRECTLY: Final = frozenset(
     {b"*/*", JSON_TYPE.encode(), MSGPACK_TYPE.encode(), _COLUMNS_TYPE}
 )
 _msgpack: Final = msgspec.msgpack.Encoder()
-_FEW: Final = 16
-"""So many messages need no step of the event loop for themselves."""
+_STEP_MESSAGES: Final = 1_000
+_STEP_BYTES: Final = 256 << 10
+_HEADER_BYTES: Final = 64
+"""What is shown in one step, in about 5 ms. A header, or a value of one, counts so many bytes."""
 
 _DELIVERED: Final = (200, "OK")
 _TIMED_OUT: Final = (408, "Request Timeout")
@@ -188,8 +191,6 @@ class Pulls:
             result = await self._wait(pull, result)
         if result.is_empty and pull.acked is None:
             return no_content()
-        if len(result.deliveries) > _FEW:
-            await asyncio.sleep(0)  # they may have been read in this step
         return await in_turns(self._response(pull, result))
 
     async def _begin(self, request: Request, raw: bytes) -> _Pull:
@@ -240,11 +241,10 @@ class Pulls:
         acked = msgspec.UNSET if pull.acked is None else pull.acked
         if result.columns is not None:
             return Response(200, self._in_columns(pull, result, result.columns), _COLUMNS_TYPE)
+        messages = yield from self._messages(pull, result)
         if pull.form == MSGPACK_TYPE:
-            packed = yield from encoded(self._signed(pull, result), _shown_packed(pull), _msgpack)
-            body = _msgpack.encode(PackedMessages(packed, result.num_pending, acked))
+            body = _msgpack.encode(PackedMessages(messages, result.num_pending, acked))
             return Response(200, body, MSGPACK_TYPE.encode())
-        messages = yield from encoded(self._signed(pull, result), _shown(pull))
         return json_response(200, PulledMessages(messages, result.num_pending, acked))
 
     def _in_columns(self, pull: _Pull, result: PullResult, columns: DeliveryColumns) -> bytes:
@@ -284,7 +284,7 @@ class Pulls:
         return _line(beat)
 
     def _last_lines(self, pull: _Pull, result: PullResult) -> Steps[bytes]:
-        lines = _json.encode_lines((yield from encoded(self._signed(pull, result), _shown(pull))))
+        lines = _json.encode_lines((yield from self._messages(pull, result)))
         code, description = _DELIVERED if result.deliveries else _TIMED_OUT
         return lines + _status_line(code, description, result.num_pending)
 
@@ -292,17 +292,35 @@ class Pulls:
     def _head_line(pull: _Pull) -> bytes:
         return b"" if pull.acked is None else _line(AckResultsLine(pull.acked))
 
-    def _signed(self, pull: _Pull, result: PullResult) -> Iterable[tuple[Delivery, str]]:
-        sign = signer(self._tokens, pull.stream, pull.consumer, result)
-        return zip(result.deliveries, sign(result.deliveries), strict=True)
+    def _messages(self, pull: _Pull, result: PullResult) -> Steps[list[Any]]:
+        """The steps that show the messages: one, and as many to encode them if they are long."""
+        found = result.deliveries
+        tokens = signer(self._tokens, pull.stream, pull.consumer, result)(found)
+        encoder: Encoder = _msgpack if pull.form == MSGPACK_TYPE else _json
+        show: Callable[..., Any] = packed_message
+        if encoder is _json:
+            show = partial(delivered_message, base64=pull.base64)
+        shown = map(show, repeat(pull.stream), found, tokens)
+        if _fit_a_step(found):
+            return list(shown)
+        yield True  # they may have been read in this step
+        return (yield from encoded(shown, _itself, encoder))
 
 
-def _shown(pull: _Pull) -> Callable[[tuple[Delivery, str]], DeliveredMessage]:
-    return lambda one: delivered_message(pull.stream, *one, base64=pull.base64)
+def _fit_a_step(found: list[Delivery]) -> bool:
+    left = _STEP_BYTES
+    for delivery in found:
+        message = delivery.message
+        left -= len(message.payload)
+        for values in (message.headers or {}).values():
+            left -= _HEADER_BYTES * (1 + len(values)) + sum(map(len, values))
+        if left < 0:
+            return False
+    return len(found) <= _STEP_MESSAGES
 
 
-def _shown_packed(pull: _Pull) -> Callable[[tuple[Delivery, str]], PackedMessage]:
-    return lambda one: packed_message(pull.stream, *one)
+def _itself(shown: Any) -> Any:
+    return shown
 
 
 def _line(value: msgspec.Struct) -> bytes:
