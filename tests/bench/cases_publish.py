@@ -23,6 +23,8 @@ Scripts = Callable[[], Sequence[Script]]
 def published(bench: Bench, scripts: Callable[[str, str], Scripts], timed: bool) -> Measured:
     """Runs on one server, each on its own stream, which is checked at the end of the run."""
     with fresh_server(bench) as server:
+        if not timed:
+            fill(bench, server, "WARM", "warm")  # such runs have no time before they count
 
         def once(number: int) -> Run:
             stream, prefix = f"BENCH{number}", f"bench{number}"
