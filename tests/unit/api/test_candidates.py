@@ -39,7 +39,7 @@ def item(**fields: Any) -> MessageItem:
 
 def candidate_of(**fields: Any) -> PublishMessage | ApiError:
     one = item(**fields)
-    return candidate(one, payload_of(one, "", 63), PAYLOAD_MAX, "")
+    return candidate(one, payload_of(one, "", 63), PAYLOAD_MAX, None)
 
 
 def message(**fields: Any) -> PublishMessage:

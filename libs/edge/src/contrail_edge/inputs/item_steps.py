@@ -139,6 +139,6 @@ def candidates(parts: Iterable[Steps[Part]], payload_bytes_max: int) -> Steps[li
         if isinstance(read, ApiError):
             found.append(read)
         else:
-            found.append(candidate(*read, payload_bytes_max, f"/messages/{at}"))
+            found.append(candidate(*read, payload_bytes_max, at))
         yield
     return found

@@ -134,15 +134,19 @@ def _compact(value: bytes, nesting: int | None) -> bytes:
     return value if nesting is None else msgspec.json.format(value, indent=-1)
 
 
-def candidate(item: Item, payload: bytes, payload_bytes_max: int, at: str) -> Candidate:
-    """Return the message of the item at the pointer ``at``, or the error that refuses it."""
+def candidate(item: Item, payload: bytes, payload_bytes_max: int, at: int | None) -> Candidate:
+    """Return the message of an item, or the error that refuses it; ``at`` as for `located`."""
     return located(_candidate(item, payload, payload_bytes_max), item, at)
 
 
-def located(found: Candidate, item: Item | PublishMessage, at: str) -> Candidate:
-    """Let the named fields of a refusal be pointers into the body, which has ``item`` at ``at``."""
+def located(found: Candidate, item: Item | PublishMessage, at: int | None) -> Candidate:
+    """Let the named fields of a refusal be pointers into the body.
+
+    ``at`` is the position of ``item`` in ``messages``; None if the body is the item.
+    """
     if isinstance(found, ApiError):
-        places = [at + _place(item, one.pointer) for one in found.fields]
+        start = "" if at is None else f"/messages/{at}"
+        places = [start + _place(item, one.pointer) for one in found.fields]
         found.fields = [
             FieldProblem(place, one.message)
             for place, one in zip(places, found.fields, strict=True)

@@ -331,9 +331,8 @@ class BatchPublish:
         return (yield from admitted((yield from candidates(parts, self._payload_bytes_max))))
 
     def _candidate(self, item: MessageItem, at: int) -> Candidate:
-        pointer = f"/messages/{at}"
-        payload = payload_of(item, pointer, NESTING_MAX - _ITEM_DEPTH)
-        return candidate(item, payload, self._payload_bytes_max, pointer)
+        payload = payload_of(item, f"/messages/{at}", NESTING_MAX - _ITEM_DEPTH)
+        return candidate(item, payload, self._payload_bytes_max, at)
 
 
 def _response(results: list[Result], durability: str, shown: str) -> Response:

@@ -221,7 +221,9 @@ class NdjsonBatch:
             if position == 0 and error.spec is errors.MALFORMED_BODY:
                 raise  # the body is not NDJSON at all
             return error
-        return part if isinstance(part, ApiError) else candidate(*part, self._payload_bytes_max, "")
+        if isinstance(part, ApiError):
+            return part
+        return candidate(*part, self._payload_bytes_max, None)
 
 
 def _feed_whole(lines: Lines, body: bytes) -> Steps[None]:

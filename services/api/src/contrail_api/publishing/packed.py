@@ -91,7 +91,7 @@ def packed_batch(body: bytes, payload_bytes_max: int) -> Steps[Admitted]:
         if isinstance(one, ApiError):
             found.append(one)
         else:
-            found.append(located(checked(one, payload_bytes_max), one, f"/messages/{at}"))
+            found.append(located(checked(one, payload_bytes_max), one, at))
     return (yield from admitted(found))
 
 

@@ -139,7 +139,7 @@ def _checked(batch: MessageBatch, at: int, payload_bytes_max: int) -> Candidate:
             headers = {MSG_ID: [_text(batch.ids.heap[start:end])]}
     _, payload = batch.columns.content(at)
     message = PublishMessage(subject, headers, payload)
-    return located(checked(message, payload_bytes_max), message, f"/messages/{at}")
+    return located(checked(message, payload_bytes_max), message, at)
 
 
 def _text(encoded: bytes) -> str:

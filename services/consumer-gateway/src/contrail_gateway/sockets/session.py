@@ -351,7 +351,7 @@ class SocketSession:
 
     def _publish(self, frame: Publishing) -> None:
         payload = payload_of(frame, "", NESTING_MAX - _PUB_DEPTH)
-        message = candidate(frame, payload, self._state.settings.payload_bytes_max, "")
+        message = candidate(frame, payload, self._state.settings.payload_bytes_max, None)
         if isinstance(message, ApiError):
             raise message
         self.session.begin(1, self._publishes.add(self, [frame.id], [message]))
