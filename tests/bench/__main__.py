@@ -37,7 +37,7 @@ from tests.bench.report import (
     write_into,
 )
 from tests.bench.scale import ScaleRun, Sizes
-from tests.bench.turns import measured as measured_in_turns
+from tests.bench.turns import measured_in_turns
 
 _SIZES: Final = ("streams", "consumers", "subjects", "sockets")
 ROOT: Final = Path(__file__).parents[2]

@@ -113,7 +113,7 @@ class Report:
                             "ratio": ratio,
                             "met": case.reaches(ratio, beside.aim),
                         }
-                        for beside, value, ratio in self._references(name)
+                        for beside, value, ratio, _ in self._references(name)
                     ],
                 }
                 for name, measured in self.results.items()
@@ -122,30 +122,31 @@ class Report:
         }
         return json.dumps(document, indent=2) + "\n"
 
-    def _references(self, name: str) -> Iterator[tuple[Beside, float, float]]:
-        """Yield the references of a case that were measured, their values, and the ratios."""
+    def _references(self, name: str) -> Iterator[tuple[Beside, float, float, float | None]]:
+        """Yield the references of a case that were measured: their values, and the ratios to them.
+
+        The last is the ratio of CPU; None unless both were measured in turns.
+        """
         measured = self.results[name]
         for beside in self.cases[name].beside if measured else ():
             turns = measured.beside.get(beside.reference)
             reference = turns or self.results.get(beside.reference)
             if reference is None:
                 continue
-            value = reference.value * beside.factor
-            ratio = measured.value / value
+            ratio, cpu = measured.value / reference.value, None
             if turns is not None:
-                ratio = (measured.ratio_to(turns, _value) or 0.0) / beside.factor
-            yield beside, value, ratio
+                ratio = measured.ratio_to(turns, _value) or ratio
+                cpu = measured.ratio_to(turns, _server_us)
+            yield beside, reference.value * beside.factor, ratio / beside.factor, cpu
 
     def _ratios(self, name: str, missed: str) -> Iterator[tuple[str, str, str]]:
         """Yield the ratio to each reference, the reference with its value, and the verdict."""
-        case, measured = self.cases[name], self.results[name]
-        for beside, value, ratio in self._references(name):
+        case = self.cases[name]
+        for beside, value, ratio, cpu in self._references(name):
             shown = f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
             verdict = {None: "", True: f"{number(beside.aim)}: met"}.get(
                 case.reaches(ratio, beside.aim), f"{number(beside.aim)}: {missed}"
             )
-            turns = measured.beside.get(beside.reference) if measured else None
-            cpu = measured.ratio_to(turns, _server_us) if measured and turns else None
             by_cpu = f", in turns; CPU {cpu:.2f} x" if cpu is not None else ""
             yield shown, f"{beside.meaning} ({number(value)}{by_cpu})", verdict
 

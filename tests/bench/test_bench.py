@@ -25,7 +25,7 @@ from tests.bench.lookup_scripts import LastLookups, SequenceLookups, ShuffledSub
 from tests.bench.patience import repeat
 from tests.bench.peer_nats_lookup import Gets
 from tests.bench.report import Report, now, write_into
-from tests.bench.turns import measured as measured_in_turns
+from tests.bench.turns import measured_in_turns
 
 STORED = b"HTTP/1.1 201 Created\r\ncontent-type: text/x\r\ncontent-length: 4\r\n\r\n{  }"
 

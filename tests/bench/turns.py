@@ -6,7 +6,7 @@ from dataclasses import replace
 from tests.bench.figures import Bench, Case, Measured
 
 
-def measured(case: Case, cases: Mapping[str, Case], bench: Bench) -> Measured | None:
+def measured_in_turns(case: Case, cases: Mapping[str, Case], bench: Bench) -> Measured | None:
     """Measure ``case``, and in turns with it the references that it names for that.
 
     None if something that the case needs is not installed.

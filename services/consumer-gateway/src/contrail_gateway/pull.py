@@ -70,7 +70,10 @@ _msgpack: Final = msgspec.msgpack.Encoder()
 _STEP_MESSAGES: Final = 1_000
 _STEP_BYTES: Final = 256 << 10
 _HEADER_BYTES: Final = 64
-"""What is shown in one step, in about 5 ms. A header, or a value of one, counts so many bytes."""
+"""At most so many messages and bytes are shown in one step, which takes about 5 ms.
+
+A header counts 64 bytes beside its own, and so does each of its values.
+"""
 
 _DELIVERED: Final = (200, "OK")
 _TIMED_OUT: Final = (408, "Request Timeout")

@@ -59,7 +59,7 @@ _COMMAND_WEIGHT: Final = 5
 Appends of messages with nothing but a payload take a third of the time, and count nothing.
 """
 _ENTRY_WEIGHT_MAX: Final = BLOCK_MESSAGES_MAX + 2 * _APPEND_WEIGHT
-"""So that two requests of a thousand messages with ids are not cut."""
+"""Up to this weight an entry is filled: two requests of a thousand messages with ids fit uncut."""
 _log = structlog.get_logger("contrail.proposer")
 
 Content = PublishMessage | MessageBatch
