@@ -128,8 +128,9 @@ class TokenOpener:
 
     def __init__(self, account: bytes, keys: Sequence[bytes], stream: str, consumer: str) -> None:
         self._account = account
+        self._keys = keys
+        self._names = stream, consumer
         self._begun = [_mac(key, stream, consumer, _PERSON) for key in keys]
-        self._old_begun = [_mac(key, stream, consumer, _OLD_PERSON) for key in keys]
         self._heads: dict[str, AckHead] = {}
 
     def open(self, token: str) -> tuple[AckHead, int | None]:
@@ -159,7 +160,8 @@ class TokenOpener:
         return AckHead(*address, tuple(each), tuple(accumulate(map(len, each))))
 
     def _open_old(self, text: str) -> tuple[AckHead, int]:
-        address, delivery = self._verified(text, self._old_begun)
+        begun = [_mac(key, *self._names, _OLD_PERSON) for key in self._keys]
+        address, delivery = self._verified(text, begun)
         if len(delivery) != _DELIVERY.size:
             raise forged()
         seq, _ = _DELIVERY.unpack(delivery)

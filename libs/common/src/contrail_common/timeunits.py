@@ -50,6 +50,7 @@ def parse_duration(value: str | int) -> int:
     return total
 
 
+@lru_cache(maxsize=256)  # clients send the same ones again and again
 def _sum_parts(text: str) -> int:
     total, position = 0, 0
     while position < len(text):

@@ -115,13 +115,15 @@ class SharedTurns:
 
 async def in_turns(steps: Steps[_T]) -> _T:
     """Run ``steps``, let the event loop do other work after each turn, and return the result."""
-    turn = Turn()
+    turn: Turn | None = None
     while True:
         try:
             is_long = next(steps)
         except StopIteration as done:
             result: _T = done.value
             return result
+        if turn is None:
+            turn = Turn()  # not before the first step: most work has no other
         if is_long or turn.over:
             await asyncio.sleep(0)
             turn = Turn()
