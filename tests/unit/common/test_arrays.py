@@ -4,7 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrail_common.arrays import compact, distinct, spared_bytes
+from contrail_common.arrays import compact, consecutive, distinct, spared_bytes
+
+
+@given(st.sampled_from([0, 1, 2_046, 2_047, 2_048, 2_049]), st.integers(0, 3))
+def test_consecutive_numbers_are_those_of_a_range(start: int, count: int) -> None:
+    assert consecutive(start, start + count).tolist() == list(range(start, start + count))
 
 
 @given(st.lists(st.integers(0, 9) | st.integers(0, (1 << 32) - 1)))

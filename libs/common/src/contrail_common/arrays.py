@@ -1,11 +1,22 @@
 """Arrays of numbers: what numpy does too slowly for the event loop."""
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 _T = TypeVar("_T", bound=np.integer)
+_CONSECUTIVE: Final = np.arange(2_048, dtype=np.intp)
+_CONSECUTIVE.flags.writeable = False
+
+
+def consecutive(start: int, stop: int) -> NDArray[np.intp]:
+    """Return the numbers from ``start`` up to ``stop``; the array may be read-only.
+
+    ``np.arange`` gives up the interpreter's lock, however few they are, and a thread that waits for
+    it takes its turn.
+    """
+    return _CONSECUTIVE[start:stop] if stop <= len(_CONSECUTIVE) else np.arange(start, stop)
 
 
 def distinct(values: NDArray[_T]) -> NDArray[_T]:

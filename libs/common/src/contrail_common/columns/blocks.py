@@ -137,13 +137,13 @@ class MessageColumns(msgspec.Struct, array_like=True, gc=False):
         sizes = lengths_of(self.offsets)
         return sizes if self.headers is None else sizes + self.headers.sizes()
 
-    def sizes_at(self, positions: NDArray[np.intp]) -> I64Array:
-        """Return those of :meth:`sizes` at ``positions``."""
+    def sizes_at(self, at: NDArray[np.intp] | slice) -> I64Array:
+        """Return those of :meth:`sizes` at some positions."""
         if self.seals is not None:
-            return self.seals.plain_sizes()[positions]
+            return self.seals.plain_sizes()[at]
         offsets = as_u32(self.offsets)
-        sizes = (offsets[positions + 1] - offsets[positions]).astype(np.int64)
-        return sizes if self.headers is None else sizes + self.headers.sizes()[positions]
+        sizes = (offsets[1:][at] - offsets[:-1][at]).astype(np.int64)
+        return sizes if self.headers is None else sizes + self.headers.sizes()[at]
 
     def size(self) -> int:
         """Return the sum of :meth:`sizes`."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common import errors
+from contrail_common.arrays import consecutive
 from contrail_common.columns.blocks import Block, BlockCorruptError, MessageColumns, message_size
 from contrail_common.errors import ApiError
 from contrail_common.model import StoredMessage
@@ -202,13 +203,13 @@ class Reader:
             nothing = np.zeros(0, np.intp)
             return Found(block, nothing, max(next_seq, from_seq), nothing, from_seq)
         live = machine.deleted.live_mask(block.base_seq + low, high - low)
-        if subject_filter.matches_all:
-            wanted = np.ones(high - low, np.bool_) if live is None else live
-        else:
+        if not subject_filter.matches_all:
             wanted = subject_filter.select(machine.subjects, block.subject_ids[low:high])
-            if live is not None:
-                wanted &= live
-        positions = matching = np.flatnonzero(wanted) + low
+            live = wanted if live is None else live & wanted
+        if live is None:
+            positions = matching = consecutive(low, high)
+        else:
+            positions = matching = np.flatnonzero(live) + low
         gone = self.opener.gone(block.columns)
         # Erased, and only waiting to be removed.
         if gone is not None:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from contrail_common.arrays import distinct
+from contrail_common.arrays import consecutive, distinct
 from contrail_common.texts import I64Array, Mask, Texts, U32Array
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
@@ -267,7 +267,7 @@ class SubjectTable:
         their numbers. New subjects get theirs now.
         """
         numbers, at = self._numbers_and_slots(subjects)
-        seqs = np.arange(first_seq, first_seq + len(index))
+        seqs = consecutive(0, len(index)) + first_seq
         # Assignment with repeated indexes keeps the last value: see `add_all`.
         last = np.empty(len(subjects), np.int64)
         last[index] = seqs
