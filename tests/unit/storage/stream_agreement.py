@@ -162,6 +162,10 @@ class StreamAgreement(Walk):
             assert {seq for seq in found.acked_ahead if seq >= position} == {
                 seq for seq in naive.settled_ahead if seq >= position
             }
+            if found.acked_ahead:
+                assert found.acked_top == max(found.acked_ahead)
+            else:
+                assert found.acked_top < found.next_seq
 
     def twin_with_other_blocks_holds_the_same(self) -> None:
         assert picture(self.rig.machine, IDS) == picture(self.twin.machine, IDS)

@@ -357,23 +357,31 @@ class Dispatcher:
             else:
                 self.consumer.pending.note([seq])
 
-    def _ack_capacity(self) -> int:
+    def _ack_capacity(self, wanted: int) -> int:
+        """Messages that the consumer may get beside those that are not acknowledged.
+
+        There may be more if the answer is at least ``wanted``.
+        """
         limit = self.consumer.config.max_ack_pending
         if limit < 0 or self.consumer.config.ack_policy == "none":
             return PULL_BYTES_MAX
-        return limit - self._outstanding() - sum(one._outstanding() for one in self._siblings)
+        all_shards = (self, *self._siblings)
+        # Those in flight may be pending as well. Which ones takes time to find out.
+        least = limit - sum(len(one.consumer.pending) + len(one.in_flight) for one in all_shards)
+        if least >= wanted:
+            return least
+        return limit - sum(
+            len(one.consumer.pending) + len(one._fresh(one.in_flight)) for one in all_shards
+        )
 
-    def _outstanding(self) -> int:
-        return len(self.consumer.pending) + len(self._fresh_in_flight())
-
-    def _fresh_in_flight(self) -> set[int]:
-        """Sequences in flight that are not pending in the machine: first deliveries."""
+    def _fresh(self, seqs: set[int]) -> set[int]:
+        """Those of ``seqs`` that are not pending in the machine: first deliveries."""
         if not self.consumer.pending:
-            return self.in_flight
-        return self.in_flight - self.consumer.pending.among(self.in_flight)
+            return seqs
+        return seqs - self.consumer.pending.among(seqs)
 
     async def _collect_new(self, batch: Batch) -> None:
-        capacity = self._ack_capacity()
+        capacity = self._ack_capacity(batch.left)
         missed = False
         while capacity > 0 and not batch.full:
             await batch.pause()
@@ -479,8 +487,7 @@ class Dispatcher:
     def _without_out(self, found: Found) -> NDArray[np.intp]:
         """The positions of the found messages that are not delivered, see :meth:`_is_out`."""
         consumer, fresh = self.consumer, found.positions
-        ahead_seq = max(consumer.acked_ahead, default=0)
-        top_seq = max(self._top_seq, consumer.delivered.stream_seq, ahead_seq)
+        top_seq = max(self._top_seq, consumer.delivered.stream_seq, consumer.acked_top)
         if not len(fresh) or int(fresh[0]) + found.block.base_seq > top_seq:
             return fresh
         seqs = (fresh + found.block.base_seq).tolist()
@@ -554,9 +561,9 @@ class Dispatcher:
         consumer = self.consumer
         # The machine's position must stay before messages that it does not know yet. Otherwise
         # they would be skipped if their command is lost and this one is not.
-        unknown = self._fresh_in_flight().difference(seqs)
+        unknown = self._fresh(self.in_flight.difference(seqs))
         reached = min(self.position, self._top_seq + 1)
-        position = min(reached, *unknown) if unknown else reached
+        position = min(reached, min(unknown, default=reached))
         future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
         self._joined = self._joined[len(seqs) :]
         self._held_back = position < reached
@@ -675,11 +682,13 @@ class Dispatcher:
     def _count_out(self, low: int) -> int:
         """Count live messages from ``low`` on that are delivered already, see :meth:`_is_out`."""
         consumer, machine = self.consumer, self.shard.machine
-        out = count_live(machine, low, consumer.acked_ahead)
+        out = 0
+        if low <= consumer.acked_top:
+            out = count_live(machine, low, consumer.acked_ahead)
         if low > self._top_seq:
             return out
         # A pending message is live.
-        fresh = self._fresh_in_flight() - consumer.acked_ahead
+        fresh = self._fresh(self.in_flight) - consumer.acked_ahead
         return out + consumer.pending.count_from(low) + count_live(machine, low, fresh)
 
 

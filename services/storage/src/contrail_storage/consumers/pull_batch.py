@@ -133,7 +133,7 @@ class Batch:
         wanted = positions[: self.left]
         if not len(wanted):
             return []
-        sizes = block.columns.sizes_at(wanted)
+        sizes = block.columns.sizes_at(_as_slice(wanted))
         if self._headers_only or block.columns.seals is not None:  # else none is decoded here
             steps = np.cumsum(sizes + HEADERS_OF_MESSAGE)
             count = 1 + int(np.searchsorted(steps[:-1], self._step_left))
@@ -156,20 +156,20 @@ class Batch:
         return seqs
 
     def _add(self, block: Block, positions: NDArray[np.intp], subjects: SubjectTable) -> list[int]:
+        at = _as_slice(positions)
         # A dict takes less time than numpy's `unique` for the usual hundred messages.
         numbers: dict[int, int] = {}
         index = [
-            numbers.setdefault(number, len(numbers))
-            for number in block.subject_ids[positions].tolist()
+            numbers.setdefault(number, len(numbers)) for number in block.subject_ids[at].tolist()
         ]
-        columns = _columns_at(self._opened(block, positions), positions)
-        places = (positions + block.base_seq).astype(np.int64)
+        columns = _columns_at(self._opened(block, positions), at)
+        places = (positions + block.base_seq).astype(np.int64, copy=False)
         self._parts.append(
             DeliveryColumns(
                 0,
                 0,
                 places.tobytes(),
-                block.times_ns[positions].tobytes(),
+                block.times_ns[at].tobytes(),
                 [subjects.name(number) for number in numbers],
                 np.array(index, np.uint32).tobytes(),
                 _without_payloads(columns) if self._headers_only else columns,
@@ -201,13 +201,17 @@ async def deliveries_in_steps(columns: DeliveryColumns) -> list[Delivery]:
     return deliveries
 
 
-def _columns_at(columns: MessageColumns, positions: NDArray[np.intp]) -> MessageColumns:
-    """Return the columns of the messages at ``positions``, which ascend (at least one)."""
-    if len(positions) == columns.count:
-        return columns
+def _as_slice(positions: NDArray[np.intp]) -> NDArray[np.intp] | slice:
+    """Return a slice that takes the same elements if there is one: that takes less time."""
     first, stop = int(positions[0]), int(positions[-1]) + 1
-    if stop - first == len(positions):
-        return columns.slice(first, stop)
+    return slice(first, stop) if stop - first == len(positions) else positions
+
+
+def _columns_at(columns: MessageColumns, positions: NDArray[np.intp] | slice) -> MessageColumns:
+    """Return the columns of the messages at ``positions``, which ascend (at least one)."""
+    if isinstance(positions, slice):
+        whole = positions.stop - positions.start == columns.count
+        return columns if whole else columns.slice(positions.start, positions.stop)
     # Each payload is copied by itself: an index of all their bytes would take eight times as much.
     offsets, heap = as_u32(columns.offsets), columns.payload
     starts, ends = offsets[positions].tolist(), offsets[positions + 1].tolist()

@@ -146,6 +146,8 @@ class ConsumerMachine:
     """Deliveries without a final acknowledgement, by stream sequence."""
     acked_ahead: set[int] = field(default_factory=set)
     """Sequences from ``next_seq`` on that are done: acknowledged, or given up."""
+    acked_top: int = field(init=False)
+    """The highest of `acked_ahead`; below ``next_seq`` if there are none."""
     pinned: Pinned | None = None
     """Messages to deliver before normal delivery starts; None once ``next_seq`` is after them."""
     given_up: GivenUp = field(default_factory=GivenUp)
@@ -158,6 +160,9 @@ class ConsumerMachine:
     """Bytes of the snapshot row and of the rows of pending deliveries."""
     _rows: int = 0
     """Number of rows of pending deliveries."""
+
+    def __post_init__(self) -> None:
+        self.acked_top = max(self.acked_ahead, default=0)
 
     @classmethod
     def create(
@@ -312,8 +317,15 @@ class ConsumerMachine:
         if next_seq <= self.next_seq:
             return
         self.next_seq = next_seq
-        if self.acked_ahead:
-            self.acked_ahead = {seq for seq in self.acked_ahead if seq >= self.next_seq}
+        if self.acked_top < next_seq:
+            self.acked_ahead.clear()
+        else:
+            self.acked_ahead = {seq for seq in self.acked_ahead if seq >= next_seq}
+
+    def _note_ahead(self, seqs: list[int]) -> None:
+        """Note that ``seqs``, all from ``next_seq`` on, are done."""
+        self.acked_ahead.update(seqs)
+        self.acked_top = max([self.acked_top, *seqs])
 
     def _exhaust(self, exhaust: Exhaust, step: Step) -> None:
         for seq in exhaust.seqs:
@@ -324,7 +336,7 @@ class ConsumerMachine:
                 step.writes.advisories.append(self._advisory("max_deliver", seq, pending))
                 self.given_up.add(seq)
                 if seq >= self.next_seq:
-                    self.acked_ahead.add(seq)
+                    self._note_ahead([seq])
 
     def _advisory(
         self, kind: AdvisoryType, seq: int, pending: Pending, reason: str = ""
@@ -385,7 +397,7 @@ class ConsumerMachine:
         settled, others = self.pending.remove_all(seqs)
         next_seq = self.next_seq
         if self.delivered.stream_seq >= next_seq:
-            self.acked_ahead.update([seq for seq in settled if seq >= next_seq])
+            self._note_ahead([seq for seq in settled if seq >= next_seq])
         for seq in others:
             self._settle(seq, settled)
         return settled
@@ -396,7 +408,7 @@ class ConsumerMachine:
         if seq >= self.next_seq:
             # The command that recorded this delivery was lost with its leader. The message must
             # not be delivered again, because the client has settled it.
-            self.acked_ahead.add(seq)
+            self._note_ahead([seq])
             delivered = True
         if delivered:
             settled.append(seq)

@@ -141,6 +141,8 @@ def forget_gone(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: 
     pending here: its removal is over, so no later command would do it.
     """
     if len(seqs) > _ONE_BY_ONE:
+        if state.are_all_live(min(seqs), max(seqs)):
+            return
         numbers = np.array(seqs, np.int64)
         seqs = numbers[~state.are_live(numbers)].tolist()
     gone = [seq for seq in seqs if not state.is_live(seq) and seq in consumer.pending]

@@ -232,6 +232,12 @@ class ShardState:
         live[: max(self.counters.first_seq - base_seq, 0)] = False
         return live
 
+    def are_all_live(self, first_seq: int, last_seq: int) -> bool:
+        """Whether all sequences of a range are messages; False too if that takes a search."""
+        counters = self.counters
+        in_range = counters.first_seq <= first_seq and last_seq <= counters.last_seq
+        return in_range and not self.deleted.total
+
     def are_live(self, seqs: I64Array) -> Mask:
         """A mask of the ``seqs`` that are messages of the stream now."""
         if len(seqs) == 1:
