@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final
@@ -124,8 +123,7 @@ class AckResultsLine(msgspec.Struct):
     ack_results: list[AckOutcome]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pull:
+class _Pull(msgspec.Struct, frozen=True):
     """One pull. ``acked`` has the results of its acknowledgements, or is None if it had none."""
 
     request: Request

@@ -21,6 +21,7 @@ _COLUMNS_RANGE: Final = re.compile(
     % re.escape(MSGPACK_TYPE.encode()),
     re.IGNORECASE,
 )
+_cached_columns: Final = functools.lru_cache(maxsize=256)(_COLUMNS_RANGE.search)
 
 _CACHED_BYTES_MAX: Final = 256
 """Longer header values are unusual, and are not cached."""
@@ -78,7 +79,10 @@ _cached_best: Final = functools.lru_cache(maxsize=256)(_best)
 
 def accepts_columns(header: bytes | None) -> bool:
     """Return True if the Accept header asks for msgpack in columns (``form=columns``)."""
-    return header is not None and b"columns" in header and _COLUMNS_RANGE.search(header) is not None
+    if header is None or b"columns" not in header:
+        return False
+    found = _cached_columns if len(header) <= _CACHED_BYTES_MAX else _COLUMNS_RANGE.search
+    return found(header) is not None
 
 
 def names_json(header: bytes | None) -> bool:

@@ -1,6 +1,5 @@
 """What a pull may ask for."""
 
-from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -91,8 +90,7 @@ def too_many_acks() -> ApiError:
     return ApiError(errors.BATCH_TOO_LARGE, detail, applied=False)
 
 
-@dataclass(frozen=True, slots=True)
-class PullTerms:
+class PullTerms(msgspec.Struct, frozen=True):
     """A valid pull. ``expires_given`` tells a chosen expiry from the default."""
 
     batch: int

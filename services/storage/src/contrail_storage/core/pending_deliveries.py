@@ -339,6 +339,8 @@ class PendingDeliveries(Mapping[int, Pending]):
         Of the 10,000 that are due first, these are the lowest. None is returned again before its
         deadline changes, unless the caller gives it back (:meth:`note`).
         """
+        if self._low_ns > now_ns:
+            return []
         found: list[tuple[int, int]] = []
         read: list[tuple[_Chunk, list[tuple[int, int]]]] = []
         for chunk in self._chunks_due(now_ns):

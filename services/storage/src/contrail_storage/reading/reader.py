@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -62,8 +62,7 @@ Pick = Callable[[U32Array], NDArray[np.bool_]]
 """Which of some subject numbers are wanted, as a mask."""
 
 
-@dataclass(slots=True, frozen=True, eq=False)
-class Found:
+class Found(msgspec.Struct, frozen=True, eq=False):
     """Selected messages of one block: ascending positions, and the next sequence to look at.
 
     ``matching`` are the live messages that match from ``from_seq`` on, ``positions`` those of them
