@@ -181,15 +181,15 @@ class Applier:
             entry = own.entry if own is not None and own.entry else decode_entry(data)
             writes = Writes()
             results = self._apply_entry(group, index, term, entry, writes)
-            self._fill(job, writes)
-            self._continue_chain(job, data, entry, results)
             # Counted until the store has it: above a bound, the proposer makes no more entries.
             job.bytes = len(data)
             self.unwritten_bytes += job.bytes
             if own is not None:
-                # Before the writes are handed on: the entry is durable in the log, so no caller
+                # Before the writes are even gathered: the entry is durable in the log, so no caller
                 # waits for the store.
                 own.resolve(results)
+            self._fill(job, writes)
+            self._continue_chain(job, data, entry, results)
             self._behind.put(job)
             # After the results: a publisher gets its sequence before a reader can show the message.
             self._advance(writes)
