@@ -142,6 +142,14 @@ _PUBLISHING: Final = (
         beside=(Beside("batch-100", 1, "rows"),),
     ),
     Case(
+        "columns-100-16",
+        "batches of 100, msgpack in columns, 16 connections",
+        "msg/s",
+        cases_publish.Batched(100, COLUMNS, connections=16),
+        aim=300_000,
+        beside=(Beside("columns-100", 1, "4 connections"),),
+    ),
+    Case(
         "columns-ids",
         "batches of 1,000 with message ids, msgpack in columns, 4 connections",
         "msg/s",

@@ -58,16 +58,17 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """Batches over four connections."""
+    """Batches over several connections, each with one of them in flight."""
 
     size: int
     form: str = MSGPACK
+    connections: int = BATCH_CONNECTIONS
 
     def __call__(self, bench: Bench) -> Measured:
         """Messages a second."""
         return published(
             bench,
-            lambda stream, prefix: Batches(stream, prefix, self.size, BATCH_CONNECTIONS, self.form),
+            lambda stream, prefix: Batches(stream, prefix, self.size, self.connections, self.form),
             timed=True,
         )
 
