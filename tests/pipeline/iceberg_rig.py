@@ -113,7 +113,11 @@ class Rig:
 
 
 def rows_of(table: pa.Table) -> list[Row]:
-    found: list[Row] = table.to_pylist()
+    # Iceberg shows the empty maps of older files, which are NULL in files that replace them.
+    found: list[Row] = [
+        {**row, "headers": row["headers"] or None} if "headers" in row else row
+        for row in table.to_pylist()
+    ]
     return sorted(found, key=lambda row: (row["shard"], row["seq"]))
 
 

@@ -90,6 +90,8 @@ def test_null_headers_and_payloads_are_empty_ones() -> None:
     rows = right([1, 5])
     nulls = [{**rows[0], "headers": None}, {**rows[1], "data": None}]
     assert digest(nulls) == digest(rows)
+    mixed = batch([{**one, "headers": one["headers"] or None} for one in right(range(9))])
+    assert list(digests(iter([mixed.slice(1, 3), mixed.slice(4)]))) == digest(right(range(1, 9)))
     assert sizes(batch(nulls)) == sizes(batch(rows)) == len("0:1")
     assert sizes(batch(right([4]))) == len("0:4") + 2 * (len("Leg") + 4) + len("4x")
 

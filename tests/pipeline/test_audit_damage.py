@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,9 +212,14 @@ def files_checked(lake: Lake) -> list[str]:
     return [one.message for one in found if one is not None]
 
 
-def test_a_right_lake_has_no_findings(server: TamperedServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("none", [None, []])
+def test_a_right_lake_has_no_findings(
+    server: TamperedServer, tmp_path: Path, none: list[Any] | None
+) -> None:
+    """Without headers, a message has NULL in a lake, and an empty map in an older one."""
     server.holes = {5, 60}
-    lake = make_lake(tmp_path / "lake", rows_of(server), (1, 30), (31, 80))
+    rows = [{**each, "headers": each["headers"] or none} for each in rows_of(server)]
+    lake = make_lake(tmp_path / "lake", rows, (1, 30), (31, 80))
     assert compared(server, lake) == []
     assert files_checked(lake) == []
 

@@ -32,6 +32,7 @@ from contrail_spark.lake.reader import LakeReader
 from contrail_spark.lake.selection import Selection
 from contrail_spark.lake.splits import verified_once
 from contrail_spark.lake.store import Lake
+from contrail_spark.schema import conform
 from tests.pipeline.jobs import LocalJob, run_here
 from tests.pipeline.lakes import Row, archive, made_lake, made_row, partition_of_row, write
 from tests.support.command import run_contrail
@@ -100,7 +101,7 @@ def content(lake: Lake) -> list[Row]:
         row
         for shard, known in sorted(state.shards.items())
         for batch in reader.read(reader.range(state, shard, (1, known.archived_through)), names)
-        for row in batch.select(names).to_pylist()
+        for row in conform(batch, SCHEMA).to_pylist()
     ]
 
 

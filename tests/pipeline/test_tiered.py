@@ -2,7 +2,7 @@
 
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -151,6 +151,33 @@ def test_all_columns_come_back_with_the_types_that_spark_compares(tiers: Reads) 
     for part in reader.partitions():
         for batch in reader.read(part):
             assert batch.schema.equals(arrow_schema(spark_schema()), check_metadata=True)
+
+
+def headers_of(
+    reader: ContrailBatchReader, parts: Iterable[InputPartition]
+) -> dict[int, list[tuple[str, list[str]]] | None]:
+    return {int(row["data"]): row["headers"] for part in parts for row in rows(reader, part)}
+
+
+def test_a_message_without_headers_has_null_wherever_it_is(tiers: Reads) -> None:
+    tiers.publish(600)
+    tiers.archive()
+    tiers.retain(200)
+    tiers.publish(200)
+    expected = {at: None if at % 5 else [("N", [str(at)])] for at in range(800)}
+    for options in ({}, {"consistency": "any"}, {"splits": "1"}):
+        reader = tiers.reader(**options)
+        assert headers_of(reader, reader.partitions()) == expected
+    query = tiers.source(startingPosition="earliest").streamReader(spark_schema())
+    start = query.initialOffset()
+    parts = query.partitions(start, query.latestOffset(start, query.getDefaultReadLimit()))
+    assert headers_of(query, parts) == expected
+    tiers.archive()
+    tiers.retain(10_000)
+    # Planned when the stream still had the messages.
+    assert headers_of(reader, reader.partitions()) == expected
+    alone = tiers.reader(lakeOnly="true")
+    assert headers_of(alone, alone.partitions()) == expected
 
 
 def test_the_number_and_the_size_of_partitions_are_options_of_the_lake_too(tiers: Reads) -> None:

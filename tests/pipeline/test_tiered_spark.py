@@ -37,6 +37,9 @@ def test_a_frame_has_the_messages_of_both(spark: SparkSession, tiers: Tiers) -> 
     rows = frame.selectExpr("int(string(data)) number", "subject").collect()
     assert sorted(row.number for row in rows) == list(range(1_200))
     assert frame.join(frame, ["shard", "seq"]).count() == 1_200
+    assert frame.where("headers is not null").count() == 240
+    assert frame.where("size(headers) = 0").count() == 0
+    assert frame.where("headers['N'][0] = string(data)").count() == 240
     counts = load(spark, tiers, columns="subject", subject="s.1.>").groupBy("subject").count()
     assert {row.subject: row["count"] for row in counts.collect()} == {
         f"s.1.{at}": 100 for at in range(3)
@@ -65,8 +68,10 @@ def test_a_query_appends_each_message_once(
         .start()
     )
     query.awaitTermination()
-    rows = spark.read.parquet(str(tmp_path / "files")).selectExpr("int(string(data)) n").collect()
+    found = spark.read.parquet(str(tmp_path / "files"))
+    rows = found.selectExpr("int(string(data)) n").collect()
     assert sorted(row.n for row in rows) == list(range(1_200))
+    assert found.where("headers is null").count() == 960
 
 
 def test_errors_begin_with_their_message(spark: SparkSession, tiers: Tiers) -> None:

@@ -1,6 +1,7 @@
 """A stream on a real server, and the lake of it, without the job that archives."""
 
 from pathlib import Path
+from typing import Final
 
 from contrail_client import Contrail, Message
 from contrail_spark.client import ReplayClient
@@ -10,6 +11,9 @@ from contrail_spark.options import parse_options
 from contrail_spark.schema import arrow_schema, spark_schema
 from tests.pipeline.lakes import Row, archive
 from tests.support.servers import ServerProcess
+
+NULLS_FROM: Final = 100
+"""The lake has NULL from this sequence on, and empty maps, as in older versions, before it."""
 
 
 class Tiers:
@@ -25,10 +29,13 @@ class Tiers:
         client.ensure_stream("S", {"subjects": ["s.>"], **config})
 
     def publish(self, count: int) -> None:
-        """Publish messages whose payloads are numbers, a few at a time."""
+        """Publish messages whose payloads are numbers, a few at a time; every fifth has headers."""
         for start in range(self.published, self.published + count, 25):
             few = range(start, min(start + 25, self.published + count))
-            messages = [Message(f"s.{at % 4}.{at % 3}", str(at)) for at in few]
+            messages = [
+                Message(f"s.{at % 4}.{at % 3}", str(at), {} if at % 5 else {"N": str(at)})
+                for at in few
+            ]
             self.client.publish_batch("S", messages).raise_refused()
         self.published += count
 
@@ -44,6 +51,8 @@ class Tiers:
                 times = batch.column("time").cast("int64").to_pylist()
                 found = zip(batch.to_pylist(), times, strict=True)
                 rows += [{**row, "time": time} for row, time in found]
+        for row in rows:
+            row["headers"] = row["headers"] or ([] if row["seq"] < NULLS_FROM else None)
         covered, lost = [], []
         for one in plan.shards:
             first = state.archived_through(one.shard) + 1

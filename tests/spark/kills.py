@@ -255,7 +255,7 @@ def _published(row: dict[str, Any]) -> tuple[object, ...]:
 
 
 def _headers(row: dict[str, Any]) -> tuple[object, ...]:
-    return tuple((name, *values) for name, values in row["headers"] if name != ID)
+    return tuple((name, *values) for name, values in row["headers"] or () if name != ID)
 
 
 def size_of(path: Path) -> int:

@@ -56,7 +56,7 @@ def test_all_columns_arrive_in_their_types(spark: SparkSession, server: ReplaySe
         "headers": {"Leg": ["4", "x"]},
         "data": bytearray(b"0:4"),
     }
-    assert (found[5]["headers"], found[5]["data"]) == ({}, bytearray(b""))
+    assert (found[5]["headers"], found[5]["data"]) == (None, bytearray(b""))
 
 
 def test_columns_are_usable_in_sql_functions(spark: SparkSession, server: ReplayServer) -> None:
@@ -64,7 +64,7 @@ def test_columns_are_usable_in_sql_functions(spark: SparkSession, server: Replay
         reader(spark, server, subject="flights.JFK.LAX.*")
         .load()
         .agg(
-            sf.count(sf.when(sf.size("headers") > 0, 1)).alias("with_headers"),
+            sf.count("headers").alias("with_headers"),
             sf.sum(sf.crc32("data")).alias("checksum"),
             sf.count_distinct("subject").alias("subjects"),
         )

@@ -124,8 +124,9 @@ def test_conditions_of_copied_messages_are_left_out() -> None:
     assert written.keys() == {name for name, _ in given} | {"Nats-Msg-Id"}
 
 
-def test_rows_whose_headers_are_all_empty_become_columns() -> None:
-    column = pa.array([None, []], HEADERS)
+@pytest.mark.parametrize("headers", [[None, []], [None, None]])
+def test_rows_whose_headers_are_all_empty_become_columns(headers: list[Any]) -> None:
+    column = pa.array(headers, HEADERS)
     [body] = Rows(frame(headers=column), BY_ROW, "q:", 1).bodies()
     assert msgspec.msgpack.decode(body.packed)[0] == 2
 

@@ -2,6 +2,9 @@
 
 import gc
 import pickle
+import subprocess
+import sys
+from typing import Final
 
 import pytest
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -69,3 +72,18 @@ def test_modules_are_exempt_from_collection_once_in_a_process(
     reader = source(server, splits="4").reader(spark_schema(("seq",)))
     assert rows(reader) == [25] * 4
     assert len(calls) == 1
+
+
+READ: Final = """
+import pickle, sys
+reader = pickle.load(sys.stdin.buffer)
+assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == 100
+assert "pandas" not in sys.modules
+"""
+
+
+def test_pandas_is_not_imported_to_read_a_stream(server: ReplayServer) -> None:
+    """It takes a new worker a second, and after each task its objects are visited."""
+    reader = source(server).reader(spark_schema())
+    command = [sys.executable, "-c", READ]
+    subprocess.run(command, input=pickle.dumps(reader), check=True, timeout=120)

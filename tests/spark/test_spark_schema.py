@@ -1,5 +1,7 @@
 """Columns, projections, and the record batches made of them."""
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -93,3 +95,45 @@ def test_a_wire_batch_is_cut_to_the_projection_without_a_copy() -> None:
     assert batch.schema.equals(to_arrow_schema(schema, timezone="UTC"))
     assert batch.to_pydict() == {"data": [b"a", None]}
     assert batch.column(0).buffers()[2].address == wire.column("data").buffers()[2].address
+
+
+SOME = [("Leg", ["1", "2"]), ("Empty", [""])]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [[], SOME, [], [], SOME, [("A", None)]],
+        [SOME, [], None, SOME, None, []],
+        [SOME] * 6,
+        [[]] * 6,
+        [None] * 6,
+        [[], None] * 3,
+    ],
+)
+def test_a_message_without_headers_has_null(headers: list[Any], start: int) -> None:
+    schema = arrow_schema(spark_schema(("headers",)))
+    column = pa.array(headers, COLUMNS["headers"].arrow)
+    for stop in (start, start + 1, 6):
+        wire = pa.record_batch({"seq": range(6), "headers": column}).slice(start, stop - start)
+        batch = conform(wire, schema)
+        batch.validate(full=True)
+        assert batch.schema.equals(schema, check_metadata=True)
+        assert batch["headers"].to_pylist() == [each or None for each in headers[start:stop]]
+        assert conform(batch, schema).equals(batch)
+
+
+def test_a_null_with_entries_below_it_stays_null() -> None:
+    mask = pa.array([False, True, False])
+    texts = pa.array([["x"], ["y"], ["z"]])
+    column = pa.MapArray.from_arrays([0, 1, 2, 2], pa.array(["A", "B"]), texts[:2], mask=mask)
+    batch = conform(pa.record_batch({"headers": column}), arrow_schema(spark_schema(("headers",))))
+    assert batch["headers"].to_pylist() == [[("A", ["x"])], None, None]
+
+
+@pytest.mark.parametrize("none", [[], None])
+def test_headers_of_other_messages_are_not_copied(none: list[Any] | None) -> None:
+    wire = pa.record_batch({"headers": pa.array([SOME, none, SOME], COLUMNS["headers"].arrow)})
+    batch = conform(wire, arrow_schema(spark_schema(("headers",))))
+    assert batch["headers"].keys.buffers()[2].address == wire["headers"].keys.buffers()[2].address

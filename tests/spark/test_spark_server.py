@@ -70,7 +70,7 @@ def test_all_columns_of_all_messages_arrive(running: ServerProcess, client: Cont
     assert [row["seq"] for row in rows] == list(range(1, MESSAGES + 1))
     assert list(rows[0]) == list(COLUMNS)
     assert [row["data"] for row in rows] == [payload(at) for at in range(MESSAGES)]
-    assert (rows[3]["headers"], rows[4]["headers"]) == ([("N", ["3"])], [])
+    assert (rows[3]["headers"], rows[4]["headers"]) == ([("N", ["3"])], None)
     assert (rows[3]["shard"], rows[3]["subject"]) == (0, "s.3.x")
 
 

@@ -78,7 +78,7 @@ def test_rows_that_are_lost_doubled_or_changed_are_found(tmp_path: Path) -> None
         """Publish a row of SOURCE to OUT as a job does; whether it was there."""
         subject = row["subject"].replace("in.", "out.")
         place = f"SOURCE:{row['shard']}:{row['seq']}"
-        headers = dict(row["headers"])
+        headers = dict(row["headers"] or ())
         data = row["data"] if data is None else data
         return client.publish(subject, data, headers=headers, msg_id=place).duplicate
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -29,12 +30,14 @@ class Column:
     nullable: bool = False
 
 
+HEADERS: Final = "headers"
+
 COLUMNS: Final[dict[str, Column]] = {
     "shard": Column(IntegerType(), pa.int32()),
     "seq": Column(LongType(), pa.int64()),
     "time": Column(TimestampType(), pa.timestamp("us", tz="UTC")),
     "subject": Column(StringType(), pa.string()),
-    "headers": Column(
+    HEADERS: Column(
         MapType(StringType(), ArrayType(StringType())),
         pa.map_(pa.string(), pa.list_(pa.string())),
         nullable=True,
@@ -102,12 +105,30 @@ def check_wire(schema: pa.Schema, columns: tuple[str, ...]) -> None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Select the columns of ``schema`` from a batch of the server, without a copy.
+    """Select the columns of ``schema`` from a batch of a stream or lake, without a copy.
 
-    Spark compares schemas including nullability, which the server need not send the same.
+    A message without headers has NULL, whether the batch has NULL or an empty map. Spark compares
+    schemas including nullability, which the server need not send the same.
     """
-    arrays = [batch.column(name) for name in schema.names]
+    arrays = [
+        _null_if_empty(batch.column(name)) if name == HEADERS else batch.column(name)
+        for name in schema.names
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _null_if_empty(maps: pa.MapArray) -> pa.MapArray:
+    """The same maps, but NULL for each empty one, on which Spark spends less time."""
+    # Nothing here goes through NumPy: Arrow would import pandas, which takes a worker a second.
+    bounds = maps.offsets
+    empty = pc.equal(bounds.slice(0, len(maps)), bounds.slice(1))
+    if maps.null_count:
+        empty = pc.or_(empty, maps.is_null())
+    if empty.true_count == maps.null_count:
+        return maps
+    # Arrow refuses a mask if the offsets are a slice, so copy them. Keys and items are never cut.
+    bounds = pa.concat_arrays([bounds])
+    return pa.MapArray.from_arrays(bounds, maps.keys, maps.items, mask=empty)
 
 
 def _known(name: str) -> Column:

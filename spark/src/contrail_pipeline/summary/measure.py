@@ -50,7 +50,7 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
         f.unix_micros("time").alias("at"),
         f.coalesce(f.octet_length("data"), f.lit(0)).cast("long").alias("size"),
         f.xxhash64("data").alias("payload"),
-        f.when(f.size("headers") > 0, names).alias("headers"),
+        names.alias("headers"),
     ).persist(StorageLevel.MEMORY_AND_DISK)
 
 

@@ -24,6 +24,7 @@ from contrail_spark.lake.layout import (
 )
 from contrail_spark.lake.manifest import FileEntry
 from contrail_spark.lake.store import Lake
+from contrail_spark.schema import conform
 
 SCHEMA: Final = pa.schema(
     [
@@ -144,8 +145,7 @@ class PartitionedWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take messages with all columns of `SCHEMA`."""
-        columns = [batch.column(name) for name in SCHEMA.names]
-        self._slab.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        self._slab.append(conform(batch, SCHEMA))
         self._slab_bytes += batch.nbytes
         if self._slab_bytes >= self._slab_max:
             self._flush()
