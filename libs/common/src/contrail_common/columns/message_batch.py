@@ -15,6 +15,7 @@ from contrail_common.texts import I64Array, Texts, U32Array, as_u32, join_texts
 _T = TypeVar("_T")
 
 _INDEX_BYTES: Final = 4
+_FEW: Final = 256
 
 
 class MessageBatch(msgspec.Struct, array_like=True, gc=False):
@@ -198,6 +199,9 @@ def join_ids(parts: Sequence[MessageBatch]) -> Texts | None:
 
 def used_subjects(subjects: list[str], index: U32Array) -> tuple[list[str], U32Array]:
     """Return the ``subjects`` that ``index`` points to, and the same index into these."""
+    # Setting a few elements of an array lets go of the interpreter's lock, which costs more.
+    if len(index) <= _FEW and len(set(index.tolist())) == len(subjects):
+        return subjects, index
     used = np.zeros(len(subjects), np.bool_)
     used[index] = True
     if np.count_nonzero(used) == len(used):
