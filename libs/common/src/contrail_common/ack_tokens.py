@@ -18,6 +18,7 @@ from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from operator import lt
 from typing import Final
@@ -159,9 +160,12 @@ class TokenOpener:
         each = [range(seq, seq + count) for seq, count in _RUN.iter_unpack(runs)]
         return AckHead(*address, tuple(each), tuple(accumulate(map(len, each))))
 
+    @cached_property
+    def _old_begun(self) -> "list[hashlib.blake2b]":
+        return [_mac(key, *self._names, _OLD_PERSON) for key in self._keys]
+
     def _open_old(self, text: str) -> tuple[AckHead, int]:
-        begun = [_mac(key, *self._names, _OLD_PERSON) for key in self._keys]
-        address, delivery = self._verified(text, begun)
+        address, delivery = self._verified(text, self._old_begun)
         if len(delivery) != _DELIVERY.size:
             raise forged()
         seq, _ = _DELIVERY.unpack(delivery)

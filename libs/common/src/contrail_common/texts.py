@@ -127,7 +127,7 @@ def are_offsets(data: bytes, count: int, end: int) -> bool:
     return (
         int(offsets[0]) == 0
         and int(offsets[-1]) == end
-        # Numpy's functions for it are written in Python, and take twice as long.
+        # Numpy's functions for it are written in Python, and take a third longer.
         and 1 not in (offsets[1:] < offsets[:-1]).tobytes()
     )
 
