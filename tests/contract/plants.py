@@ -16,7 +16,7 @@ from contrail_common.model import PublishMessage
 from contrail_edge.direct import DirectExchange
 from contrail_edge.direct_reads import DirectRead
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import Response
+from contrail_edge.http.responses import Response, header_lines
 from contrail_edge.known_heads import KnownHeads
 from tests.contract.twin import slow_down
 
@@ -35,8 +35,8 @@ def _another_status(answer: Response) -> Response:
 
 
 def _lost_header(answer: Response) -> Response:
-    left = [one for one in answer.headers if one[0] != b"durability"]
-    return replace(answer, headers=left, template=b"")
+    left = [one for one in answer.wire_headers() if one[0] != b"durability"]
+    return replace(answer, lines=header_lines(left) or b"", headers=[])
 
 
 def _lost_field(answer: Response) -> Response:

@@ -2,17 +2,19 @@
 
 import asyncio
 import re
+import socket
 
 import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_edge.http.grouped import GROUP
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
 from tests.support.each import each
 from tests.unit.edge.edge_rig import Edge
 from tests.unit.edge.test_direct import Streams, connected
-from tests.unit.edge.test_http_protocol import wait_until
+from tests.unit.edge.test_http_protocol import SOON_S, run, serving, wait_until
 
 GET = "/v1/streams/S/messages/"
 LAST = "/v1/streams/S/last"
@@ -117,6 +119,50 @@ def test_pipelined_reads_are_answered_in_order() -> None:
             assert (await answer(reader)).endswith(b"\r\n\r\n" + expected)
 
     connected(scenario)
+
+
+HANDSHAKE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Protocol: contrail.v1.json",
+)
+
+
+@pytest.mark.parametrize("count", [1, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP])
+@pytest.mark.parametrize(
+    ("last", "after"),
+    [
+        (b"", b""),  # the client ends its side
+        (b"neither HTTP nor a head\r\n\r\n", b"HTTP/1.1 400 "),
+        (get(GET + "1", "Connection: close"), b"HTTP/1.1 200 "),
+        (get("/v1/ws", *HANDSHAKE), b"HTTP/1.1 101 "),
+        (get("/v1"), b"HTTP/1.1 404 "),
+    ],
+)
+def test_answers_that_are_sent_together_come_before_all_that_follows(
+    count: int, last: bytes, after: bytes
+) -> None:
+    async def scene() -> None:
+        edge = Edge()
+        edge.link.in_memory = True
+        async with serving(edge) as (port, _), asyncio.timeout(SOON_S):
+            # Without giving way to the server, so that it finds everything in one pass.
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(b"".join(get(GET + "1") for _ in range(count)) + last)
+            if not last:
+                client.shutdown(socket.SHUT_WR)
+            reader, writer = await asyncio.open_connection(sock=client)
+            for _ in range(count):
+                assert (await answer(reader)).endswith(b"\r\n\r\nm1")
+            if last:
+                assert await reader.readexactly(len(after)) == after
+            else:
+                assert await reader.read() == after
+            writer.close()
+
+    run(scene())
 
 
 @pytest.mark.parametrize(

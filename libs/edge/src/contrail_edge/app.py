@@ -292,6 +292,7 @@ class EdgeApp:
     def answer_directly(self, exchange: DirectExchange) -> None:
         """Call the direct handler of a request whose body is complete."""
         exchange.more_body = exchange.body_pending = False
+        exchange.handling = True
         outer = enter_context(exchange)
         try:
             exchange.target.direct.handler(exchange, exchange.content, exchange.reply)
@@ -301,6 +302,7 @@ class EdgeApp:
             _log.exception("request_failed")
             exchange.reply(ApiError(errors.INTERNAL))
         finally:
+            exchange.handling = False
             leave_context(outer)
 
     def log_answer(self, request: Request, status: int, seconds: float) -> None:

@@ -95,6 +95,7 @@ class DirectExchange(Request):
         "begun",
         "content",
         "disconnected",
+        "handling",
         "keep_alive",
         "more_body",
         "response_complete",
@@ -141,6 +142,8 @@ class DirectExchange(Request):
         self.content = content
         """The body, as far as it has arrived."""
         self.more_body = True
+        self.handling = False
+        """Whether the handler is being called, so that other requests may follow at once."""
         self.disconnected = False
         self.response_complete = False
         self._edge = edge
@@ -182,9 +185,8 @@ class DirectExchange(Request):
         transport, state = self._connection.transport, self.state
         if self.disconnected or transport.is_closing():
             return
-        if answer.template and self.keep_alive and not state.cors.enabled:
-            lines = answer.template % len(answer.body)
-        else:
+        lines = answer.lines
+        if not lines or answer.headers or not self.keep_alive or state.cors.enabled:
             answer, lines = self._sound(answer)
         data = b"%b%b%bx-request-id: %b\r\n\r\n%b" % (
             STATUS_LINE[answer.status],
@@ -193,11 +195,12 @@ class DirectExchange(Request):
             self._id or self.request_id,
             answer.body,
         )
-        transport.write(data)
-        # Most answers are sent at once.
-        if transport.get_write_buffer_size() or state.unread.held:
-            state.unread.wrote(transport, len(data))
+        if self.handling:
+            state.answers.add(transport, data)
+        else:
+            state.answers.write(transport, data)
         if not self.keep_alive:
+            state.answers.flush()
             transport.close()
         self._connection.on_direct_answer()
 

@@ -123,6 +123,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Close, in a later pass of the event loop if thousands end at once."""
+        self.edge.state.answers.flush()
         return self.edge.state.turns.close(self.transport)
 
     def _read_waiting(self) -> None:
@@ -245,6 +246,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self, request: Request, endpoint: SocketEndpoint, rest: bytes, *, proven: bool
     ) -> None:
         connections = self.server_state.connections
+        self.edge.state.answers.flush()
         try:
             socket = self.edge.open_socket(
                 request, endpoint, self.transport, connections, proven=proven
@@ -534,6 +536,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._refused = True
         self._disarm()
+        self.edge.state.answers.flush()  # they may be of earlier requests on this connection
         self.edge.metrics.refused(error.spec)
         if self.transport.is_closing():
             return

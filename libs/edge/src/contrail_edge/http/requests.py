@@ -13,6 +13,7 @@ from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
 from contrail_edge.http.budgets import BodyBudget, UnreadBudget
 from contrail_edge.http.cors import Cors
+from contrail_edge.http.grouped import GroupedAnswers
 from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.turns import SharedTurns
 from contrail_link.request_context import REQUEST_ID, RequestContext
@@ -47,10 +48,15 @@ class EdgeState:
     """Bounds what connections do in one pass of the event loop."""
     access_log: bool = False
     """Whether each answered request is logged."""
+    answers: GroupedAnswers = field(init=False)
+    """Sends direct answers."""
     common_lines: bytes = b""
     """The header lines of all answers, such as Date; made once a second."""
     _draining: asyncio.Future[None] | None = field(default=None)
     _drained: bool = False
+
+    def __post_init__(self) -> None:
+        self.answers = GroupedAnswers(self.unread)
 
     def drain(self) -> None:
         """End all waits, because the process is about to stop."""

@@ -20,17 +20,19 @@ _LINE: Final = b"%b: %b\r\n"
 
 
 class Response(msgspec.Struct):
-    """A complete answer. It has no body if ``content_type`` is None."""
+    """A complete answer. It has no body if it has neither ``content_type`` nor ``lines``."""
 
     status: int
     body: bytes = b""
     content_type: bytes | None = None
     headers: list[Header] = []
-    template: bytes = b""
-    """What :func:`header_template` has made of content type and headers, or nothing."""
+    lines: bytes = b""
+    """Headers as they are sent, those of the body first, in the place of ``content_type``."""
 
     def wire_headers(self) -> list[Header]:
         """All headers, those of the body first."""
+        if self.lines:
+            return [*map(_pair, self.lines[:-2].split(b"\r\n")), *self.headers]
         if self.content_type is None:
             return self.headers
         return [
@@ -67,21 +69,31 @@ def header_lines(headers: Sequence[Header]) -> bytes | None:
     return lines if lines.count(b"\n") == lines.count(b"\r") == len(headers) else None
 
 
-def header_template(content_type: bytes, headers: Iterable[Header]) -> bytes:
-    """Return the headers of answers that differ only by their bodies, as they are sent.
+def _pair(line: bytes) -> Header:
+    name, _, value = line.partition(b": ")
+    return name, value
 
-    The length of the body is ``%d``. No header may have a line break.
+
+def header_template(content_type: bytes, headers: Iterable[Header] = ()) -> bytes:
+    """Return what :attr:`Response.lines` of similar answers are made of with ``%``.
+
+    First comes the length of the body, then what ``headers`` have in the place of values, such as
+    ``%b``. No value may have a line break.
     """
-    fixed = [(name, value.replace(b"%", b"%%")) for name, value in headers]
-    kind = content_type.replace(b"%", b"%%")
-    lines = header_lines([(b"content-type", kind), (b"content-length", b"%d"), *fixed])
+    lines = header_lines([(b"content-type", content_type), (b"content-length", b"%d"), *headers])
     assert lines is not None
     return lines
 
 
+_JSON_LINES: Final = header_template(JSON)
+
+
 def json_response(status: int, value: Any, headers: list[Header] | None = None) -> Response:
     """Return a JSON answer with ``value``, which msgspec encodes."""
-    return Response(status, _encoder.encode(value), JSON, headers or [])
+    body = _encoder.encode(value)
+    if headers:
+        return Response(status, body, JSON, headers)
+    return Response(status, body, lines=_JSON_LINES % len(body))
 
 
 def encoded(

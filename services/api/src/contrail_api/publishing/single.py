@@ -12,7 +12,7 @@ from contrail_common.errors import ApiError
 from contrail_common.model import PublishMessage
 from contrail_edge.http.problems import invalid_field
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import JSON, Answer, Header, Response, header_template
+from contrail_edge.http.responses import JSON, Answer, Response, header_template
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.inputs.message_items import checked
 from contrail_edge.inputs.negotiation import BYTES_TYPE, JSON_TYPE
@@ -238,7 +238,7 @@ class SinglePublish:
             message = PublishMessage(prepared.subject, prepared.headers, body)
         else:
             message = self._message(request, body)
-        self._link.publish_then(_BY_SUBJECT, [message], lambda outcome: reply(_answer(outcome)))
+        self._link.publish_then(_BY_SUBJECT, [message], functools.partial(_reply, reply))
 
     def _message(self, request: Request, payload: bytes) -> PublishMessage:
         headers = from_request(request.raw_headers)
@@ -281,6 +281,10 @@ class SinglePublish:
             self._unanswered_bytes += size
 
 
+def _reply(reply: Reply, outcome: PublishOutcome) -> None:
+    reply(_answer(outcome))
+
+
 def _answer(outcome: PublishOutcome) -> Response | ApiError:
     if isinstance(outcome, ApiError):
         return outcome
@@ -291,11 +295,10 @@ def _answer(outcome: PublishOutcome) -> Response | ApiError:
     if result.shard is not None:
         ack.shard = result.shard
     status, body = 200 if result.duplicate else 201, _encoder.encode(ack)
-    return Response(status, body, JSON, *_headers(outcome.durability))
+    return Response(status, body, lines=_template(outcome.durability) % len(body))
 
 
 @functools.cache  # there are three
-def _headers(durability: str) -> tuple[list[Header], bytes]:
-    """Return the headers of all acks with a durability, and their template."""
-    headers = [(b"durability", durability.encode())]
-    return headers, header_template(JSON, headers)
+def _template(durability: str) -> bytes:
+    """Return the template of the headers of all acks with a durability."""
+    return header_template(JSON, [(b"durability", durability.encode())])

@@ -18,9 +18,17 @@ from contrail_api.reading.parameters import (
 )
 from contrail_common import errors
 from contrail_common.model import StoredMessage
+from contrail_common.timeunits import format_time
 from contrail_edge.direct_reads import DirectRead, PeekedAnswer
 from contrail_edge.http.requests import Request
-from contrail_edge.http.responses import Answer, Header, Response, json_response, no_content
+from contrail_edge.http.responses import (
+    Answer,
+    Header,
+    Response,
+    header_template,
+    json_response,
+    no_content,
+)
 from contrail_edge.inputs.messages import Message, message_json
 from contrail_edge.inputs.negotiation import (
     BYTES_TYPE,
@@ -37,6 +45,17 @@ _INERT: Final = [
     # A published HTML page must not run scripts with the origin of this server.
     (b"content-security-policy", b"sandbox"),
 ]
+_LINES: Final = header_template(
+    BYTES_TYPE.encode(),
+    [
+        (b"nats-stream", b"%b"),
+        (b"nats-subject", b"%b"),
+        (b"nats-sequence", b"%d"),
+        (b"nats-time-stamp", b"%b"),
+        *_INERT,
+    ],
+)
+"""The headers of most messages: without any of their own, in a stream with one shard."""
 _MESSAGE_HEADERS: Final = (
     HeaderDoc(name="Nats-Stream", description="Name of the stream.", example="ORDERS"),
     HeaderDoc(
@@ -164,6 +183,12 @@ class OneMessage:
 
 
 def _raw(stream: str, stored: StoredMessage, position: list[Header]) -> Response:
+    payload, subject = stored.payload, stored.subject
+    special = position or stored.headers is not None or stored.shard is not None
+    if not special and stream.isascii() and subject.isascii():
+        time = format_time(stored.time_ns).encode()
+        values = (len(payload), stream.encode(), subject.encode(), stored.seq, time)
+        return Response(200, payload, lines=_LINES % values)
     # The payload and its type come from a publisher, who may be an attacker of the reader.
     headers = to_response(stream, stored) + position + _INERT
-    return Response(200, stored.payload, payload_type(stored), headers)
+    return Response(200, payload, payload_type(stored), headers)
