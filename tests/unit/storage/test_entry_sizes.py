@@ -87,7 +87,7 @@ def test_messages_count_at_least_what_they_take_in_an_entry(
             builder = EntryBuilder(NOW_NS, lambda _: KEY)
             for shard, messages in requests:
                 content = messages[0] if len(messages) == 1 else form(messages)
-                request = AppendRequest(shard, content, lambda _: None)
+                request = AppendRequest.of(shard, content, lambda _: None)
                 assert request.ends[-1] == request.size
                 while not builder.take(request):
                     pass

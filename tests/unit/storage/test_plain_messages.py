@@ -1,6 +1,6 @@
 """Messages that nothing is asked of are logged and applied as the general way does it.
 
-Proposing has a short way for one, and applying for any number. Both must leave exactly what the
+Proposing and applying have a short way for them. Both must leave exactly what the
 general way leaves, whatever the messages, the stream and its state.
 """
 
@@ -12,13 +12,14 @@ from contrail_common.columns.blocks import MessageColumns, encode_block
 from contrail_common.columns.header_columns import UniformHeaders
 from contrail_common.model import PublishMessage, StreamConfig
 from contrail_common.texts import Texts
+from contrail_link.contract.publish import PubResult
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.entry_codec import decode_entry, encode_parts
-from contrail_storage.core.results import Result, Step, Writes
+from contrail_storage.core.results import Appended, Result, Step, Writes
 from contrail_storage.core.stream.append_plain import append_plain
 from contrail_storage.core.stream.stream_machine import StreamMachine
-from contrail_storage.replica.entries import AppendRequest, EntryBuilder
-from contrail_storage.replica.one_message import entry_of_one
+from contrail_storage.replica.entries import AppendRequest, EntryBuilder, Outcome
+from contrail_storage.replica.plain_messages import entry_of_plain
 from tests.support.each import each
 from tests.unit.storage.machine_rig import (
     SHARD,
@@ -158,22 +159,31 @@ def test_usual_messages_take_the_short_way(messages: list[Message]) -> None:
     assert machine.counters.last_seq == 1 + len(messages)
 
 
-@given(published)
-@example(PublishMessage("a.b", None, b"x"))
-@example(PublishMessage("a.b", {"Content-Type": ["text/plain"]}, b"x"))
-def test_one_message_is_logged_as_an_entry_builder_logs_it(message: PublishMessage) -> None:
-    request = AppendRequest(SHARD, message, lambda _: None)
-    made = entry_of_one(request, NOW_NS, 5)
+@given(st.lists(published, min_size=1, max_size=4), st.booleans())
+@example([PublishMessage("a.b", None, b"x")], False)
+@example([PublishMessage("a.b", {"Content-Type": ["text/plain"]}, b"x")], False)
+@example([PublishMessage("a.b", None, b"x"), PublishMessage("a.c", {"A": ["1"]}, b"y")], False)
+@example([PublishMessage("a.b", None, b"x"), PublishMessage("a.b", None, b"")], True)
+def test_messages_are_logged_as_an_entry_builder_logs_them(
+    messages: list[PublishMessage], several: bool
+) -> None:
+    shards = [SHARD + several * at for at in range(len(messages))]
+    outcomes: list[Outcome] = []
+    requests = [
+        AppendRequest.of(shard, message, outcomes.append)
+        for shard, message in zip(shards, messages, strict=True)
+    ]
+    made = entry_of_plain(requests, NOW_NS, 5)
     if made is None:
-        assert not request.taken
-        conditions = (message.expected, message.rollup, message.ttl_ns)
-        assert message.msg_id or any(one is not None for one in conditions)
+        assert len({*shards}) > 1 or not all(message.is_plain for message in messages)
         return
     builder = EntryBuilder(NOW_NS, lambda _: KEY, 5)
-    builder.take(AppendRequest(SHARD, message, lambda _: None))
+    for request in requests:
+        builder.take(request)
     context, parts = builder.finish()
     assert made[0].entry == context.entry
     data = encode_parts(NOW_NS, made[1], 5)
     assert data == encode_parts(NOW_NS, parts, 5)
     assert decode_entry(data) == made[0].entry
-    assert request.taken == request.count == 1
+    made[0].resolve([Appended(7, len(messages))])
+    assert outcomes == [[PubResult(7 + at)] for at in range(len(messages))]

@@ -22,7 +22,7 @@ from contrail_storage.core.meta_machine import MetaMachine
 from contrail_storage.core.results import Done, Refused
 from contrail_storage.replica.advisories import AdvisoryHub
 from contrail_storage.replica.applier import Applier
-from contrail_storage.replica.entries import AppendRequest, EntryContext, Outcome, Span, Waiter
+from contrail_storage.replica.entries import AppendRequest, EntryContext, Outcome, Waiter
 from contrail_storage.replica.loading import load_shard, stored_shards
 from contrail_storage.replica.store_writer import StoreWriter, WriteJob
 from contrail_storage.store.block_store import BlockStore
@@ -104,9 +104,8 @@ class ApplierRig:
                     answers[at] = outcome
 
                 count = command.columns.count
-                request = AppendRequest(number, PublishMessage("a", None, b""), done)
-                request.count = request.remaining = count
-                waiters.append([Span(request, 0, count)])
+                message = PublishMessage("a", None, b"")
+                waiters.append([AppendRequest(number, message, done, count, size=0)])
             else:
                 future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 waiters.append(future)

@@ -71,49 +71,57 @@ Done = Callable[[Outcome], None]
 """Called exactly once, maybe while the entry is being applied. It must not raise."""
 
 
-class AppendRequest:
+class AppendRequest(msgspec.Struct, eq=False):
     """One publish request: its messages, their outcomes so far, and the callback for all of them.
 
-    Used on the event loop only. ``taken`` messages are in entries; the outcomes of ``remaining``
-    messages are open. ``firsts`` are positions that must begin a command.
+    Used on the event loop only. Most requests are whole in one command; of others, each command has
+    a `Span`.
     """
 
-    __slots__ = (
-        "_ends", "_outcomes", "atomic", "content", "count", "done", "firsts", "numbered",
-        "remaining", "shard_id", "size", "taken",
-    )  # fmt: skip
+    shard_id: int
+    content: Content
+    done: Done
+    count: int
+    size: int
+    atomic: bool = False
+    numbered: Numbered | None = None
+    firsts: Collection[int] = ()
+    """Positions that must begin a command: messages that replace the whole stream."""
+    taken: int = 0
+    """Messages that are in entries."""
+    running_sums: list[int] | None = None
+    """Those of :attr:`ends`, once they are needed."""
+    settled: int = 0
+    """Messages of spans that have outcomes."""
+    outcomes: list[tuple[int, list[PubResult]]] = []
+    """Of these spans: the position of the first message, and results."""
 
-    def __init__(self, shard_id: int, content: Content, done: Done) -> None:
-        self.shard_id = shard_id
-        self.content = content
-        self.done = done
-        self.taken = 0
-        # A message that replaces the whole stream begins a command: those before it are replaced.
-        self.firsts: Collection[int] = ()
-        self.numbered: Numbered | None = None
+    @classmethod
+    def of(cls, shard_id: int, content: Content, done: Done) -> "AppendRequest":
+        """Return the request to append one message, or a batch of at least one."""
         if isinstance(content, PublishMessage):
-            self.atomic = False
             if content.rollup == "all":
-                self.firsts = (0,)
-            self.count = self.remaining = 1
-            self.size = entry_bytes(content)
-        else:
-            self.atomic, self.numbered = content.atomic, content.numbered
-            if content.rollups is not None:
-                self.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
-            self.count = self.remaining = content.count
-            self.size = batch_size(content)
-        # Computed on first use: see `ends`.
-        self._ends: list[int] | None = None
-        # (position of the first message, results), in the order in which parts are settled.
-        self._outcomes: list[tuple[int, list[PubResult]]] = []
+                return cls(shard_id, content, done, 1, entry_bytes(content), firsts=(0,))
+            return cls(shard_id, content, done, 1, entry_bytes(content))
+        request = cls(
+            shard_id,
+            content,
+            done,
+            content.count,
+            batch_size(content),
+            content.atomic,
+            content.numbered,
+        )
+        if content.rollups is not None:
+            request.firsts = [at for at, rollup in content.rollups.items() if rollup == "all"]
+        return request
 
     @property
     def ends(self) -> list[int]:
         """The running sums of the messages' bytes; the last one is ``size``."""
-        if self._ends is None:  # most requests are taken whole and need none
-            self._ends = content_ends(self.content)
-        return self._ends
+        if self.running_sums is None:  # most requests are taken whole and need none
+            self.running_sums = content_ends(self.content)
+        return self.running_sums
 
     @property
     def needs_an_entry(self) -> bool:
@@ -162,18 +170,20 @@ class AppendRequest:
         unknown = PubResult(0, code=errors.OUTCOME_UNKNOWN.code, count=rest)
         self.settle(start, rest, [unknown])
 
+    def refuse(self, code: int, detail: str) -> None:
+        """Set the same error for all messages: not stored, or unknown."""
+        self.done([PubResult(0, code=code, detail=detail, count=self.count)])
+
     def settle(self, start: int, count: int, runs: list[PubResult]) -> None:
         """Set the outcomes of the ``count`` messages from position ``start`` on."""
-        self._outcomes.append((start, runs))
-        self.remaining -= count
+        self.outcomes.append((start, runs))
+        self.settled += count
         # Only when all parts have an outcome: a caller gets one answer.
-        if self.remaining:
+        if self.settled < self.count:
             return
-        if len(self._outcomes) > 1:
-            # Parts are settled in order, except for parts that are lost.
-            parts = sorted(self._outcomes, key=operator.itemgetter(0))
-            runs = [run for _, part in parts for run in part]
-        self.done(runs)
+        # Parts are settled in order, except for parts that are lost.
+        parts = sorted(self.outcomes, key=operator.itemgetter(0))
+        self.done([run for _, part in parts for run in part])
 
 
 def contents_of(messages: PublishContent, done: Done) -> tuple[Content, Done]:
@@ -229,19 +239,24 @@ class CommandRequest(msgspec.Struct, eq=False):
 
 
 class Span(msgspec.Struct, eq=False):
-    """Messages of one request within one append command."""
+    """Messages of one request within one append command, if others of it are not."""
 
     request: AppendRequest
     start: int
     count: int
 
+    def done(self, runs: list[PubResult]) -> None:
+        """Set the outcomes of these messages."""
+        self.request.settle(self.start, self.count, runs)
+
     def refuse(self, code: int, detail: str) -> None:
         """Set the same error for all these messages: not stored, or unknown."""
-        result = PubResult(0, code=code, detail=detail, count=self.count)
-        self.request.settle(self.start, self.count, [result])
+        self.done([PubResult(0, code=code, detail=detail, count=self.count)])
 
 
-Waiter = list[Span] | asyncio.Future[Result]
+Appending = list[AppendRequest | Span]
+"""Whose messages an append command has, in order; a request stands for all of its messages."""
+Waiter = Appending | asyncio.Future[Result]
 Part = tuple[int, Command | msgspec.Raw]
 """A shard and a command for it, which may be encoded already."""
 
@@ -289,8 +304,8 @@ class EntryContext(msgspec.Struct, eq=False):
 
 def _fail(waiter: Waiter, error: ApiError) -> None:
     if isinstance(waiter, list):
-        for span in waiter:
-            span.refuse(error.spec.code, error.detail)
+        for one in waiter:
+            one.refuse(error.spec.code, error.detail)
     elif not waiter.done():
         waiter.set_exception(error)
 
@@ -311,22 +326,23 @@ def not_logged(what: str) -> ApiError:
     return ApiError(errors.INTERNAL, what, applied=False)
 
 
-def _resolve_append(spans: list[Span], result: Result) -> None:
+def _resolve_append(waiting: Appending, result: Result) -> None:
     if isinstance(result, Refused):
-        for span in spans:
-            span.refuse(result.code, result.detail)
+        for one in waiting:
+            one.refuse(result.code, result.detail)
         return
     assert isinstance(result, Appended)
     seq = result.first_seq
     position = 0
-    for span in spans:
+    for one in waiting:
+        count = one.count
         if result.exceptions is None:
-            runs = [PubResult(seq, count=span.count)]
-            seq += span.count
+            runs = [PubResult(seq, count=count)]
+            seq += count
         else:
-            runs, seq = _runs(result.exceptions, position, span.count, seq)
-        position += span.count
-        span.request.settle(span.start, span.count, runs)
+            runs, seq = _runs(result.exceptions, position, count, seq)
+        position += count
+        one.done(runs)
 
 
 def _runs(
@@ -361,11 +377,13 @@ class _AppendBuilder:
 
     def __init__(self, shard_id: int) -> None:
         self.shard_id = shard_id
-        self.spans: list[Span] = []
+        self.waiting: Appending = []
         self.count = 0
         self.bytes = 0
         # Whether the entry counts the command itself.
         self.is_weighed = False
+        # Of all messages: the producer that has numbered them.
+        self._numbered: Numbered | None = None
         # Batches in columns; `_singles` come after all of them.
         self._parts: list[MessageBatch] = []
         # Single messages that are not in columns yet.
@@ -382,7 +400,7 @@ class _AppendBuilder:
             # An atomic batch has a command to itself: `apply` refuses all messages of an atomic
             # command.
             stop, size = (0, 0) if self.count else (request.count, request.size)
-        elif self.count and request.numbered != self.spans[-1].request.numbered:
+        elif self.count and request.numbered != self._numbered:
             stop = size = 0
         elif not start and request.count <= count_max and self.bytes + request.size <= whole_max:
             stop, size = request.count, request.size
@@ -403,7 +421,9 @@ class _AppendBuilder:
             if self._singles:
                 self._join_singles()
             self._parts.append(content.slice(start, stop))
-        self.spans.append(Span(request, start, stop - start))
+        self._numbered = request.numbered
+        whole = stop - start == request.count
+        self.waiting.append(request if whole else Span(request, start, stop - start))
         self.count += stop - start
         self.bytes += size
         request.taken = stop
@@ -490,12 +510,12 @@ class EntryBuilder:
             command = builder.build(self._hash_key_of)
         except Exception as error:
             _log.exception("command_not_built")
-            for span in builder.spans:
-                span.refuse(errors.INTERNAL.code, f"the messages cannot be logged: {error!r}")
+            for one in builder.waiting:
+                one.refuse(errors.INTERNAL.code, f"the messages cannot be logged: {error!r}")
             return
         self._commands.append((builder.shard_id, command))
         self._parts.append((builder.shard_id, command))
-        self._waiters.append(builder.spans)
+        self._waiters.append(builder.waiting)
 
     def finish(self) -> tuple[EntryContext, list[Part]]:
         """Return the entry with its waiters, and its commands in the form to encode."""

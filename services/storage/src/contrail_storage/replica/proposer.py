@@ -17,7 +17,7 @@ import structlog
 from msgspec import Raw
 
 from contrail_common import errors
-from contrail_common.columns.blocks import BLOCK_MESSAGES_MAX
+from contrail_common.columns.blocks import BLOCK_BYTES_MAX, BLOCK_MESSAGES_MAX
 from contrail_common.errors import ApiError
 from contrail_storage.core.commands import (
     Acknowledge,
@@ -43,7 +43,7 @@ from contrail_storage.replica.entries import (
     not_logged,
     overloaded,
 )
-from contrail_storage.replica.one_message import entry_of_one
+from contrail_storage.replica.plain_messages import entry_of_plain
 from contrail_storage.replica.raft_port import no_leader
 
 OUTSTANDING_BYTES_MAX: Final = 4 << 20
@@ -160,7 +160,7 @@ class Proposer:
 
         Raises ApiError (OVERLOADED, NOT_READY, too large, no space) at once, without effect.
         """
-        request = AppendRequest(shard_id, content, done)
+        request = AppendRequest.of(shard_id, content, done)
         # Before anything is counted, so that a refusal has nothing to undo.
         self.check_space(request.size)
         if request.size > COMMAND_BYTES_MAX - APPEND_OVERHEAD:
@@ -285,10 +285,11 @@ class Proposer:
     def _next_entry(self) -> tuple[EntryContext, list[Part]]:
         """Return the next entry, and its commands in the form in which they are encoded."""
         queue, time_ns, skipped_ns = self._queue, self.log_time_ns(), self.skipped_ns()
-        if len(queue) == 1 and isinstance(queue[0], AppendRequest):
-            made = entry_of_one(queue[0], time_ns, skipped_ns)
+        if len(queue) <= BLOCK_MESSAGES_MAX and self._queue_bytes <= BLOCK_BYTES_MAX:
+            made = entry_of_plain(queue, time_ns, skipped_ns)
             if made is not None:
-                self._queue_bytes -= queue.popleft().size
+                queue.clear()
+                self._queue_bytes = 0
                 return made
         entry = EntryBuilder(time_ns, self.applied.hash_key, skipped_ns)
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:

@@ -193,7 +193,7 @@ class Stream:
         else:
             messages, done = contents_of(content, done)
         if alone:
-            self._send(first, messages, done)
+            self._append(first, messages, done)
         else:
             scatter(self.shards, messages, self._check_shard, self._send, done)
 
@@ -211,6 +211,9 @@ class Stream:
         """Send messages to one of the shards (DATA_LOST)."""
         if shard.damaged:
             raise data_lost(shard)
+        self._append(shard, content, done)
+
+    def _append(self, shard: Shard, content: Content, done: Done) -> None:
         if content.expected:
             done = partial(self._last_ids.complete, shard, done)
         append = self._appends[shard]
