@@ -44,6 +44,10 @@ class Answer(msgspec.Struct, eq=False):
     due_s: float = 0.0
     """When the caller gets an unknown outcome (loop time)."""
 
+    def __repr__(self) -> str:
+        """Without all other open answers, which logged errors would show as well."""
+        return f"Answer(stream={self.stream!r}, due_s={self.due_s})"
+
     def __call__(self, outcome: Outcome) -> None:
         """Pass an outcome to the caller: see `contrail_storage.replica.entries.Done`."""
         done, self.done = self.done, None

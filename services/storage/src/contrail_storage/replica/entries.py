@@ -96,6 +96,10 @@ class AppendRequest(msgspec.Struct, eq=False):
     outcomes: list[tuple[int, list[PubResult]]] = []
     """Of these spans: the position of the first message, and results."""
 
+    def __repr__(self) -> str:
+        """Short, and without payloads: logged errors show variables, and an entry has thousands."""
+        return f"AppendRequest(shard_id={self.shard_id}, count={self.count}, size={self.size})"
+
     @classmethod
     def of(cls, shard_id: int, content: Content, done: Done) -> "AppendRequest":
         """Return the request to append one message, or a batch of at least one."""
