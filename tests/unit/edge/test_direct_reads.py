@@ -12,6 +12,7 @@ from contrail_edge.http.grouped import GROUP
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Response
 from tests.support.each import each
+from tests.support.handshake import HANDSHAKE
 from tests.unit.edge.edge_rig import Edge
 from tests.unit.edge.test_direct import Streams, connected
 from tests.unit.edge.test_http_protocol import SOON_S, run, serving, wait_until
@@ -119,15 +120,6 @@ def test_pipelined_reads_are_answered_in_order() -> None:
             assert (await answer(reader)).endswith(b"\r\n\r\n" + expected)
 
     connected(scenario)
-
-
-HANDSHAKE = (
-    "Connection: Upgrade",
-    "Upgrade: websocket",
-    "Sec-WebSocket-Version: 13",
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    "Sec-WebSocket-Protocol: contrail.v1.json",
-)
 
 
 @pytest.mark.parametrize("count", [1, GROUP - 1, GROUP, GROUP + 1, 3 * GROUP])

@@ -6,18 +6,12 @@ import pytest
 
 from contrail_serve.forwarding.connection import PeerConnection, PeerLostError
 from tests.support.each import each
+from tests.support.handshake import HANDSHAKE
 from tests.support.ports import HOST, free_port
 from tests.unit.serve.peer_rig import OK, Front, Line, Peer, front, run, until
 
 NEXT = "/v1/streams/S/consumers/c/next"
 MIB = 1 << 20
-HANDSHAKE = (
-    "Connection: Upgrade",
-    "Upgrade: websocket",
-    "Sec-WebSocket-Version: 13",
-    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    "Sec-WebSocket-Protocol: contrail.v1.json",
-)
 
 
 async def answered(client: Line, *expected: bytes) -> bytes:
