@@ -21,11 +21,12 @@ class GroupedAnswers:
 
     def __init__(self, unread: UnreadBudget) -> None:
         self._unread = unread
-        # Of open or closed connections, in order, and their bytes: less than both bounds.
+        # Answers in order, each with its connection, and the sum of their bytes. Both are below the
+        # bounds. A connection may have been closed meanwhile.
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
         self._bytes = 0
-        # Whether `_end` is due, after all sockets of this pass and before everything that they
-        # have begun.
+        # Whether `_end` is scheduled. It runs after the last socket of this pass is read, and
+        # before all work that reading them has scheduled.
         self._ends = False
 
     def add(self, transport: asyncio.Transport, data: bytes) -> None:

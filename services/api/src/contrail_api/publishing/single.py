@@ -238,7 +238,7 @@ class SinglePublish:
             message = PublishMessage(prepared.subject, prepared.headers, body)
         else:
             message = self._message(request, body)
-        self._link.publish_then(_BY_SUBJECT, [message], functools.partial(_reply, reply))
+        self._link.publish_then(_BY_SUBJECT, [message], lambda outcome: reply(_answer(outcome)))
 
     def _message(self, request: Request, payload: bytes) -> PublishMessage:
         headers = from_request(request.raw_headers)
@@ -279,10 +279,6 @@ class SinglePublish:
             self._link.publish_then(stream, [message], done)
             self._unanswered += 1
             self._unanswered_bytes += size
-
-
-def _reply(reply: Reply, outcome: PublishOutcome) -> None:
-    reply(_answer(outcome))
 
 
 def _answer(outcome: PublishOutcome) -> Response | ApiError:

@@ -185,7 +185,8 @@ class OneMessage:
 def _raw(stream: str, stored: StoredMessage, position: list[Header]) -> Response:
     payload, subject = stored.payload, stored.subject
     special = position or stored.headers is not None or stored.shard is not None
-    if not special and stream.isascii() and subject.isascii():
+    # As everywhere, a line break would forge headers, though no subject can have one.
+    if not special and stream.isascii() and subject.isascii() and subject.isprintable():
         time = format_time(stored.time_ns).encode()
         values = (len(payload), stream.encode(), subject.encode(), stored.seq, time)
         return Response(200, payload, lines=_LINES % values)

@@ -27,9 +27,10 @@ _log: Final = structlog.get_logger("contrail.proposer")
 def entry_of_plain(
     requests: Sequence[AppendRequest | CommandRequest], time_ns: int, skipped_ns: int
 ) -> tuple[EntryContext, list[Part]] | None:
-    """What an `EntryBuilder` makes of such messages for one shard, in fewer steps.
+    """Return what an `EntryBuilder` makes of these requests, in fewer steps.
 
-    All must fit into one block. None if a request is another one; nothing has changed then.
+    None if one of them is not such a message, or is for another shard; nothing has changed then.
+    All of them must fit into one block.
     """
     shard_id = requests[0].shard_id
     waiting: Appending = []
