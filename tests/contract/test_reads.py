@@ -3,12 +3,15 @@
 import json
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.contract.conftest import Stream, assert_problem
+from tests.contract.talk import wait_until
 from tests.support.each import each
+from tests.support.servers import ServerProcess
 
 JSON = {"accept": "application/json"}
 
@@ -33,6 +36,23 @@ def test_raw_read_has_the_content_type_of_the_publish_and_cannot_run_as_a_page(
     assert answer.headers["content-type"] == "text/html"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "sandbox"
+
+
+def test_server_without_a_cache_reads_from_the_disk(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", cache_max_bytes=0) as server, server.client() as client:
+        stream = Stream(client, "COLD", "cold")
+        stream.configure()
+        stream.publish(b"kept")
+
+        def read_from_disk() -> bool:
+            # The memory has a message until it is in the store.
+            assert client.get(f"{stream.path}/messages/1").content == b"kept"
+            figures = client.get("/metrics").text
+            assert "contrail_cache_max_bytes 0.0" in figures
+            assert "contrail_cache_bytes 0.0" in figures
+            return "contrail_cache_misses_total 0.0" not in figures
+
+        wait_until(read_from_disk)
 
 
 def test_json_read_has_a_path_of_its_own_whatever_is_accepted(stream: Stream) -> None:

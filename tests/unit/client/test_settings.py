@@ -53,7 +53,7 @@ def test_each_service_declares_a_setting_once() -> None:
 # The page gives the defaults of these in words.
 IN_WORDS = {
     *("allowed_hosts", "allowed_origins", "max_payload", "memory_max_bytes"),
-    *("peers", "peer_port", "link_port", "log_tail_bytes"),
+    *("cache_max_bytes", "peers", "peer_port", "link_port", "log_tail_bytes"),
 }
 
 

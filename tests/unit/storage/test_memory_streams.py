@@ -20,7 +20,6 @@ from contrail_serve.groups import SingleMemberGroups
 from contrail_storage.core import commands as cmd
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
-from contrail_storage.physical_memory import quarter_of_memory
 from tests.crash.disk import CountedFiles, Failure, Plan, Switch
 from tests.crash.lives import wait_until
 from tests.crash.pipe import Reporter
@@ -342,12 +341,3 @@ def test_stream_that_must_be_encrypted_and_compressed_may_be_in_memory(
             assert (await link.get_message("M", 1)).payload == b"y" * 5_000
 
     asyncio.run(scene())
-
-
-def test_quarter_of_memory_heeds_the_limit_of_a_container(tmp_path: Path) -> None:
-    limit = tmp_path / "memory.max"
-    whole = quarter_of_memory(limit)
-    limit.write_text("max\n")
-    assert quarter_of_memory(limit) == whole
-    limit.write_text("4000000\n")
-    assert quarter_of_memory(limit) == 1_000_000

@@ -268,6 +268,7 @@ def _open_node(settings: NodeSettings, peers: Peers | None) -> StorageNode:
         # Segments are dropped at checkpoints.
         checkpoint_bytes=min(_DEFAULTS.checkpoint_bytes, 4 * tail),
         memory_max_bytes=settings.memory_max_bytes,
+        cache_max_bytes=settings.cache_max_bytes,
         accept_data_loss=settings.accept_data_loss,
         publish_timeout_s=settings.publish_timeout_s,
         clock_jump_max_ns=round(settings.max_clock_jump_s * NS_PER_S),

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from contrail_common.names import name_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
-from contrail_storage.physical_memory import quarter_of_memory
+from contrail_storage.physical_memory import eighth_of_memory, quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
 DEFAULT_PORT: Final = 7420
@@ -48,6 +48,7 @@ _DATA: Final = frozenset(
         "encryption_key",
         "encryption_key_file",
         "memory_max_bytes",
+        "cache_max_bytes",
         "log_tail_bytes",
         "accept_data_loss",
         "max_clock_jump",
@@ -130,16 +131,17 @@ class NodeSettings(ProcessSettings):
     """Settings of a process with a storage node: its data folder and encryption keys, if any.
 
     ``encryption_key_file`` is the file of the keys; None if they came from the environment.
-    ``memory_max_bytes`` limits all streams in memory. ``accept_data_loss`` opens a damaged folder.
-    ``log_tail_bytes`` of the log are kept for other nodes of the cluster. ``max_clock_jump_s``
-    limits how far the wall clock may be ahead at a start. ``cluster`` is None for a node that is
-    alone.
+    ``memory_max_bytes`` limits all streams in memory, ``cache_max_bytes`` the cache of blocks.
+    ``accept_data_loss`` opens a damaged folder. ``log_tail_bytes`` of the log are kept for other
+    nodes of the cluster. ``max_clock_jump_s`` limits how far the wall clock may be ahead at a
+    start. ``cluster`` is None for a node that is alone.
     """
 
     data_dir: Path
     encryption_keys: tuple[bytes, ...] = field(repr=False)
     encryption_key_file: Path | None
     memory_max_bytes: int
+    cache_max_bytes: int
     log_tail_bytes: int
     accept_data_loss: bool
     max_clock_jump_s: float
@@ -338,6 +340,9 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
         "encryption_key_file": file,
         "memory_max_bytes": _number(
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
+        ),
+        "cache_max_bytes": _number(
+            given, "cache_max_bytes", eighth_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
         "log_tail_bytes": _number(given, "log_tail_bytes", 1 << 30, 1 << 20, _MEMORY_BYTES_MAX),
         "max_clock_jump_s": _duration_s(given, "max_clock_jump", "10m", "1s", "36500d"),

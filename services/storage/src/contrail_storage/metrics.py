@@ -201,6 +201,20 @@ class _NodeMetrics:
             "Maximum size of all streams in memory in bytes; above it they refuse messages.",
             self._node.memory.max_bytes,
         )
+        blocks = self._node.blocks
+        yield GaugeMetricFamily(
+            "contrail_cache_bytes", "Size of the cache of blocks in bytes.", blocks.cache.size_bytes
+        )
+        yield GaugeMetricFamily(
+            "contrail_cache_max_bytes",
+            "Maximum size of the cache of blocks in bytes.",
+            blocks.cache.max_bytes,
+        )
+        yield CounterMetricFamily(
+            "contrail_cache_misses",
+            "Blocks that were read from the disk because the cache did not have them.",
+            blocks.misses,
+        )
 
     async def _stream_metrics(self) -> list[Metric]:
         of_streams = _families("contrail_stream_", _OF_STREAM, ["stream"])

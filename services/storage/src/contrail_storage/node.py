@@ -94,7 +94,7 @@ class StorageNode:
         self.memory = MemoryBudget(options.memory_max_bytes)
         self._store = SplitStore(store, self.memory.store)  # written by the writer's thread too
         self.meta = MetaMachine()
-        self.blocks = BlockStore(self._store, page_blocks=options.page_blocks)
+        self.blocks = BlockStore(self._store, options.cache_max_bytes, options.page_blocks)
         self.writer = StoreWriter(
             self._store,
             StoreStalledError,

@@ -9,7 +9,7 @@ from contrail_common.timeunits import NS_PER_S
 from contrail_storage.core.group_table import GroupEntry
 from contrail_storage.core.node_table import NodeEntry
 from contrail_storage.disk.files import Files
-from contrail_storage.physical_memory import quarter_of_memory
+from contrail_storage.physical_memory import eighth_of_memory, quarter_of_memory
 from contrail_storage.replica.applier import MERGE_BLOCKS
 from contrail_storage.replica.elsewhere import Ask
 from contrail_storage.replica.log_time import Clocks
@@ -51,10 +51,11 @@ class NodeOptions:
 
     ``name`` is the node's name in answers and logs; it may change from start to start.
     ``node_keys`` (32 bytes each, the current one first) open an encrypted folder.
-    ``memory_max_bytes`` limits all streams in memory together. ``accept_data_loss`` opens a
-    damaged folder with what can be read of it. ``publish_timeout_s`` is how long a caller waits
-    for the log at most. ``clock_jump_max_ns`` is how far the wall clock may be ahead at a start:
-    see `LogTime`. Without ``cluster``, the node is alone.
+    ``memory_max_bytes`` limits all streams in memory together, ``cache_max_bytes`` the cache of
+    blocks. ``accept_data_loss`` opens a damaged folder with what can be read of it.
+    ``publish_timeout_s`` is how long a caller waits for the log at most. ``clock_jump_max_ns`` is
+    how far the wall clock may be ahead at a start: see `LogTime`. Without ``cluster``, the node is
+    alone.
     """
 
     data_dir: Path
@@ -70,6 +71,7 @@ class NodeOptions:
     erase: EraseBounds = field(default_factory=EraseBounds)
     accept_data_loss: bool = False
     memory_max_bytes: int = field(default_factory=quarter_of_memory)
+    cache_max_bytes: int = field(default_factory=eighth_of_memory)
     publish_timeout_s: float = 30.0
     clock_jump_max_ns: int = 600 * NS_PER_S
     cluster: Cluster | None = None

@@ -1,4 +1,4 @@
-"""The memory of this process, and the part of it that streams in memory may take."""
+"""The memory of this process, and how much of it its parts may take unless they are told."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,21 @@ from typing import Final
 _GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
+_EIGHTH_MAX: Final = 512 << 20
+
+
 def quarter_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
-    """A quarter of the machine's memory in bytes, or of its container's if that has less."""
+    """A quarter of the memory in bytes: for streams in memory."""
+    return _memory(group_limit) // 4
+
+
+def eighth_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
+    """An eighth of the memory in bytes, at most 512 MiB: for the cache of blocks."""
+    return min(_memory(group_limit) // 8, _EIGHTH_MAX)
+
+
+def _memory(group_limit: Path) -> int:
+    """The machine's memory in bytes, or that of its container if it has less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         text = group_limit.read_text(encoding="ascii").strip()
@@ -16,4 +29,4 @@ def quarter_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
         text = ""
     if text.isdigit():  # "max" stands for no limit
         total = min(total, int(text))
-    return total // 4
+    return total

@@ -141,6 +141,14 @@ DECLARED: Final = (
         shown="a quarter of the machine's memory",
     ),
     Declared(
+        "cache_max_bytes",
+        _DATA,
+        None,
+        "BYTES",
+        "Maximum size of the cache of stored messages, in bytes.",
+        shown="an eighth of the machine's memory up to 512 MiB",
+    ),
+    Declared(
         "log_tail_bytes",
         _DATA,
         1 << 30,

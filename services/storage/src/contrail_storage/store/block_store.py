@@ -5,10 +5,8 @@ A block is in the directory as soon as its entry is applied. Until the writer ha
 body stays in memory here, so that ``apply`` and the writer's merges always find it.
 """
 
-import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Final, Protocol
 
@@ -22,6 +20,7 @@ from contrail_common.columns.blocks import (
     view_block,
 )
 from contrail_storage.core import key_layout as keys
+from contrail_storage.store.block_cache import CACHE_BYTES, BlockCache
 from contrail_storage.store.block_codecs import BLOCK_CODECS
 from contrail_storage.store.directory_pages import (
     INDEX_ROW,
@@ -33,10 +32,6 @@ from contrail_storage.store.directory_pages import (
 )
 from contrail_storage.store.rocks_store import StoreCorruptError
 
-CACHE_BYTES: Final = 128 << 20
-"""Bytes of decoded blocks in the cache; the store's own cache keeps none of them."""
-# Bytes of a cached block in addition to its columns, so that tiny ones count too.
-_CACHED_OVERHEAD: Final = 512
 # Below this number of dropped blocks, the columns are not cut: each cut copies what is left.
 _COMPACT_FROM: Final = 1_024
 
@@ -323,13 +318,9 @@ class BlockStore:
         self._no_directory = Directory(page_blocks)
         # Keys are (shard, base sequence). The event loop writes this dict, any thread reads it.
         self._unwritten: dict[tuple[int, int], Block] = {}
-        # Decoded blocks with their sizes, least recently used first; under `_lock`.
-        self._cache: OrderedDict[tuple[int, int], tuple[Block, int]] = OrderedDict()
-        self._cache_bytes_max = cache_bytes
-        self._cache_bytes = 0  # the sum of the sizes in `_cache`; under `_lock`
-        # Counts replaced blocks: a read that saw it change must not put its result in the cache.
-        self._discards = 0
-        self._lock = threading.Lock()
+        self.cache = BlockCache(cache_bytes)
+        self.misses = 0
+        """Blocks that were requested and not in memory; any thread counts, so a few may be lost."""
 
     def directory(self, shard_id: int) -> Directory:
         """The shard's directory to read from; an empty one if the shard has no blocks, or is gone.
@@ -364,12 +355,12 @@ class BlockStore:
             del self._unwritten[shard_id, block.base_seq]
         # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
         if shard_id in self.directories:
-            self._remember((shard_id, block.base_seq), block.compacted(), replace=True)
+            self.cache.put((shard_id, block.base_seq), block.compacted())
 
     def overlay(self, shard_id: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
         # A read that began before may return the old content. It must not be cached after this.
-        self._discards += 1
+        self.cache.renew()
         self._unwritten[shard_id, block.base_seq] = block
 
     def overlay_joined(self, shard_id: int, parts: Iterable[Block], joined: Block) -> None:
@@ -395,10 +386,7 @@ class BlockStore:
 
         In ``fresh`` the same messages may be in other blocks.
         """
-        with self._lock:
-            self._discards += 1
-            for key in [key for key in self._cache if not keeps(key[0])]:
-                self._cache_bytes -= self._cache.pop(key)[1]
+        self.cache.discard_shards(lambda shard_id: not keeps(shard_id))
         kept = {key: block for key, block in self._unwritten.items() if keeps(key[0])}
         self._unwritten = kept | fresh._unwritten
         directories = {number: one for number, one in self.directories.items() if keeps(number)}
@@ -406,10 +394,7 @@ class BlockStore:
 
     def discard(self, shard_id: int, base_seq: int) -> None:
         """Remove the block from the cache: it was removed or replaced."""
-        with self._lock:
-            self._discards += 1
-            cached = self._cache.pop((shard_id, base_seq), None)
-            self._cache_bytes -= cached[1] if cached is not None else 0
+        self.cache.discard((shard_id, base_seq))
 
     def forget(self, shard_id: int) -> None:
         """Forget a shard that was dropped: its directory and its cached blocks.
@@ -422,26 +407,22 @@ class BlockStore:
         """As :meth:`forget`, for several shards in one look at the cache."""
         for shard_id in shard_ids:
             self.directories.pop(shard_id, None)
-        with self._lock:
-            self._discards += 1
-            for key in [key for key in self._cache if key[0] in shard_ids]:
-                self._cache_bytes -= self._cache.pop(key)[1]
+        self.cache.discard_shards(shard_ids.__contains__)
 
     def load(self, shard_id: int, base_seq: int) -> Block:
         """Return the block with ``base_seq`` from memory, else from the store (blocking).
 
         Raises one of UNREADABLE, or the store's error.
         """
-        key = (shard_id, base_seq)
         # Memory first: a block that waits for the writer is not in the store, or there in an older
         # form.
-        block = self._recall(key)
+        block = self.recall(shard_id, base_seq)
         if block is None:
-            discards = self._discards
+            generation = self.cache.generation
+            self.misses += 1
             (data,) = self.source.get_once([keys.large_key(keys.BLOCK, shard_id, base_seq)])
             block = _decoded(shard_id, base_seq, data)
-            if discards == self._discards:  # otherwise the block may have been replaced meanwhile
-                self._remember(key, block, replace=False)
+            self._remember(shard_id, base_seq, block, generation)
         return block
 
     def load_run(
@@ -467,7 +448,8 @@ class BlockStore:
         differs from the directory's, is read again with the store's checksums. Blocks; raises the
         store's other errors.
         """
-        discards = self._discards
+        self.misses += len(base_seqs)
+        generation = self.cache.generation
         found: list[Block | Exception] = list(self._unverified(shard_id, base_seqs))
         doubtful = [
             at
@@ -480,12 +462,10 @@ class BlockStore:
                 found[at] = _decoded(shard_id, base_seqs[at], data)
             except UNREADABLE as error:
                 found[at] = error
-        if discards == self._discards:
-            # Backwards, so that the first block is the one used last and is not evicted by the
-            # others.
-            for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
-                if isinstance(block, Block):
-                    self._remember((shard_id, base_seq), block, replace=False)
+        # Backwards, so that the first block is the one used last and is not evicted by the others.
+        for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
+            if isinstance(block, Block):
+                self._remember(shard_id, base_seq, block, generation)
         return found
 
     def _unverified(self, shard_id: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
@@ -516,7 +496,9 @@ class BlockStore:
 
     def recall(self, shard_id: int, base_seq: int) -> Block | None:
         """The block if it is in memory."""
-        return self._recall((shard_id, base_seq))
+        key = (shard_id, base_seq)
+        block = self._unwritten.get(key)
+        return self.cache.get(key) if block is None else block
 
     def load_many(self, shard_id: int, base_seqs: Sequence[int]) -> list[Block]:
         """Return blocks for a scan, which bypasses the cache (blocking; errors as :meth:`load`)."""
@@ -564,30 +546,10 @@ class BlockStore:
             views.append(view_block(data, BLOCK_CODECS))
         return views
 
-    def _recall(self, key: tuple[int, int]) -> Block | None:
-        block = self._unwritten.get(key)
-        if block is not None:
-            return block
-        with self._lock:
-            cached = self._cache.get(key)
-            if cached is None:
-                return None
-            self._cache.move_to_end(key)
-            return cached[0]
-
-    def _remember(self, key: tuple[int, int], block: Block, replace: bool) -> None:
-        size = block.held_bytes + _CACHED_OVERHEAD
-        with self._lock:
-            if not replace and (key in self._cache or key in self._unwritten):
-                return  # merged while it was read: the block that is there has more messages
-            previous = self._cache.pop(key, None)
-            if previous is not None:
-                self._cache_bytes -= previous[1]
-            self._cache[key] = (block, size)
-            self._cache_bytes += size
-            while self._cache_bytes > self._cache_bytes_max:
-                _, (_, freed) = self._cache.popitem(last=False)
-                self._cache_bytes -= freed
+    def _remember(self, shard_id: int, base_seq: int, block: Block, generation: int) -> None:
+        key = (shard_id, base_seq)
+        if key not in self._unwritten:  # one that is was merged meanwhile: it has more messages
+            self.cache.put_read(key, block, generation)
 
 
 def _decoded(shard_id: int, base_seq: int, data: _Stored) -> Block:
