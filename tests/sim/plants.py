@@ -10,7 +10,8 @@ import numpy as np
 from contrail_common.texts import I64Array
 from contrail_link.contract.consume import AckItem, AckResult
 from contrail_storage import node
-from contrail_storage.core.dedupe import DedupeWindow, IdHashes
+from contrail_storage.core.dedupe import DedupeWindow
+from contrail_storage.core.id_index import IdHashes
 from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.core.producers import Producers
 from contrail_storage.link import LocalLink

@@ -13,9 +13,9 @@ from contrail_common.columns.sealed_columns import Seals
 from contrail_common.model import Advisory, ConsumerConfig, Expected, Headers, Rollup, StreamConfig
 from contrail_storage.core import commands as cmd
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.expected import HashedExpected, ProvenExpected
 from contrail_storage.core.facts import MessageFacts, SubjectFacts, facts_of
+from contrail_storage.core.id_index import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.results import Appended, Refused, Result, Row, Writes
 from contrail_storage.core.stream.data_loss import Recount
 from contrail_storage.core.stream.removal import deletion

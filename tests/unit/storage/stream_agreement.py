@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from contrail_common.model import StreamConfig
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.dedupe import IdHashes
 from contrail_storage.core.entry_codec import decode_entry, encode_entry
+from contrail_storage.core.id_index import IdHashes
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from tests.unit.storage.machine_rig import SHARD, Rig, Shelf, hash_of, picture

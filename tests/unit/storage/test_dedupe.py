@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.timeunits import INT64_MAX
-from contrail_storage.core import dedupe
-from contrail_storage.core.dedupe import NO_ID, DedupeWindow, IdHashes
+from contrail_storage.core import id_index
+from contrail_storage.core.dedupe import DedupeWindow
+from contrail_storage.core.id_index import NO_ID, IdHashes
 from contrail_storage.core.results import Step, Writes
 from tests.support.slices import assert_no_stall
 from tests.unit.storage.machine_rig import SHARD, RowStore, hash_of
@@ -210,9 +211,9 @@ def test_window_knows_what_a_plain_dict_knows(steps: list[tuple[int, list[bytes]
 )
 def test_window_of_many_segments_is_a_dict_too(steps: list[tuple[int, list[bytes], bool]]) -> None:
     with (
-        patch.object(dedupe, "_SEGMENT_MIN", 4),
-        patch.object(dedupe, "_MOVED_MAX", 16),
-        patch.object(dedupe, "_SEGMENT_MAX", 32),
+        patch.object(id_index, "_SEGMENT_MIN", 4),
+        patch.object(id_index, "_MOVED_MAX", 16),
+        patch.object(id_index, "_SEGMENT_MAX", 32),
     ):
         test_window_knows_what_a_plain_dict_knows.hypothesis.inner_test(steps)
 

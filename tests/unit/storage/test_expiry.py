@@ -9,7 +9,7 @@ from contrail_common import errors
 from contrail_common.model import TTL_NEVER, Headers, StreamConfig
 from contrail_common.timeunits import INT64_MAX, NS_PER_S
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.dedupe import IdHashes
+from contrail_storage.core.id_index import IdHashes
 from contrail_storage.core.results import Refused, Removed, Result
 from contrail_storage.core.stream.deadlines import NO_DEADLINE
 from tests.support.each import each

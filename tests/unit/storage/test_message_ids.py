@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrail_common.texts import Texts
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.id_index import ID_BYTES, NO_ID
 from contrail_storage.replica.message_ids import hash_id, hash_ids
 from tests.support.each import each
 

@@ -16,9 +16,9 @@ from contrail_common.errors import ApiError, ErrorSpec
 from contrail_common.model import Expected, PublishMessage
 from contrail_link.contract.publish import PublishContent, PubResult
 from contrail_storage.core import commands as cmd
-from contrail_storage.core.dedupe import NO_ID
 from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected
+from contrail_storage.core.id_index import NO_ID
 from contrail_storage.core.results import Appended, Done, Refused, Result
 from contrail_storage.replica import entries
 from contrail_storage.replica import proposer as proposing

@@ -28,8 +28,8 @@ from contrail_common.model import (
 )
 from contrail_common.texts import I64Array, U32Array
 from contrail_common.timeunits import INT64_MAX
-from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.expected import HashedExpected
+from contrail_storage.core.id_index import ID_BYTES
 from contrail_storage.core.results import Refused
 
 REASON_MAX: Final = 1_000

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contrail_common.texts import Texts
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID
+from contrail_storage.core.id_index import ID_BYTES, NO_ID
 
 _PART_BYTES: Final = 4
 _PARTS: Final = ID_BYTES // _PART_BYTES

@@ -38,9 +38,9 @@ from contrail_storage.core.archive.format import (
     decoded,
 )
 from contrail_storage.core.commands import RANGES_MAX, REASON_MAX, ArchiveHeader
-from contrail_storage.core.dedupe import ID_BYTES
 from contrail_storage.core.deleted import PAGE, DeletedSet
 from contrail_storage.core.given_up import pages_are_sound
+from contrail_storage.core.id_index import ID_BYTES
 from contrail_storage.core.pinned import Pinned
 from contrail_storage.core.producers import PRODUCERS_MAX
 from contrail_storage.core.results import Writes

@@ -18,9 +18,9 @@ from contrail_common.model import Rollup, StreamConfig
 from contrail_common.subjects import is_wildcard
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append, NumberedAppend
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.id_index import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.results import Appended, Refused, Result, Step
 from contrail_storage.core.stream import ttl
 from contrail_storage.core.stream.append_plain import append_plain

@@ -16,8 +16,8 @@ from contrail_common.columns.header_columns import AnyHeaders, UniformHeaders
 from contrail_common.model import StreamConfig
 from contrail_common.texts import I64Array, U32Array
 from contrail_storage.core.commands import Append
-from contrail_storage.core.dedupe import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.facts import MessageFacts
+from contrail_storage.core.id_index import ID_BYTES, NO_ID, IdHashes
 from contrail_storage.core.results import Step
 from contrail_storage.core.stream.shard_state import ShardState
 

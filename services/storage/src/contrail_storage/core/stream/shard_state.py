@@ -15,9 +15,10 @@ from contrail_common.partition import share
 from contrail_common.texts import I64Array, Mask, U32Array
 from contrail_storage.core import key_layout as keys
 from contrail_storage.core.consumer_machine import ConsumerMachine
-from contrail_storage.core.dedupe import NO_ID, DedupeWindow
+from contrail_storage.core.dedupe import DedupeWindow
 from contrail_storage.core.deleted import DeletedSet
 from contrail_storage.core.facts import FactsPort, MessageFacts, SubjectFacts
+from contrail_storage.core.id_index import NO_ID
 from contrail_storage.core.producers import Producers
 from contrail_storage.core.results import Writes
 from contrail_storage.core.stream.coverage import Coverage, FilterMatches
