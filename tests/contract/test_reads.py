@@ -38,21 +38,29 @@ def test_raw_read_has_the_content_type_of_the_publish_and_cannot_run_as_a_page(
     assert answer.headers["content-security-policy"] == "sandbox"
 
 
-def test_server_without_a_cache_reads_from_the_disk(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data", cache_max_bytes=0) as server, server.client() as client:
+def test_message_that_has_left_the_cache_is_read_from_the_disk(tmp_path: Path) -> None:
+    size = 16 << 20
+    with (
+        ServerProcess(tmp_path / "data", cache_max_bytes=size) as server,
+        server.client() as client,
+    ):
         stream = Stream(client, "COLD", "cold")
         stream.configure()
         stream.publish(b"kept")
+        for _ in range(18):
+            assert stream.publish(b"x" * 1_000_000).status_code == 201
 
-        def read_from_disk() -> bool:
-            # The memory has a message until it is in the store.
-            assert client.get(f"{stream.path}/messages/1").content == b"kept"
-            figures = client.get("/metrics").text
-            assert "contrail_cache_max_bytes 0.0" in figures
-            assert "contrail_cache_bytes 0.0" in figures
-            return "contrail_cache_misses_total 0.0" not in figures
+        def figure(name: str) -> float:
+            lines = client.get("/metrics").text.splitlines()
+            return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
-        wait_until(read_from_disk)
+        # The memory has a message until it is in the store.
+        wait_until(lambda: figure("contrail_store_unwritten_bytes") == 0)
+        assert figure("contrail_cache_misses_total") == 0
+        assert client.get(f"{stream.path}/messages/1").content == b"kept"
+        assert figure("contrail_cache_misses_total") == 1
+        assert size / 2 < figure("contrail_cache_bytes") <= figure("contrail_cache_max_bytes")
+        assert figure("contrail_cache_max_bytes") == size
 
 
 def test_json_read_has_a_path_of_its_own_whatever_is_accepted(stream: Stream) -> None:

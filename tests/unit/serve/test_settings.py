@@ -146,3 +146,9 @@ def test_command_line_declares_the_settings_of_the_server(service: Service) -> N
     for name in KNOWN - declared.keys():
         with pytest.raises(SettingsError, match=f"unknown setting: {name}"):
             settings({**required, name: None})
+
+
+def test_cache_has_at_least_16_mib() -> None:
+    assert StorageSettings.of(SECRET | {"cache_max_bytes": 16 << 20}).cache_max_bytes == 16 << 20
+    with pytest.raises(SettingsError, match="cache_max_bytes"):
+        StorageSettings.of(SECRET | {"cache_max_bytes": (16 << 20) - 1})

@@ -65,7 +65,47 @@ def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     store.overlay(SHARD, fresh)
     source.put(fresh)
     store.written(SHARD, fresh)
-    store.written(SHARD, block_of(100, b"x" * 3_000))  # for which the cache lets go of the first
+    evicting = block_of(100, b"x" * 3_000)
+    store.add(SHARD, evicting)
+    store.written(SHARD, evicting)  # for which the cache lets go of the first
+    source.gate.set()
+    reader.join()
+    assert store.recall(SHARD, 1) is None
+    assert store.load(SHARD, 1).message(0, "a").payload == b""
+
+
+def test_block_in_memory_is_not_read_though_its_reader_missed_it_before() -> None:
+    source = HeldSource()
+    store = BlockStore(source)
+    old, fresh = block_of(1, b"secret"), block_of(1, b"")
+    source.put(old)
+    store.add(SHARD, old)
+    store.overlay(SHARD, fresh)
+    store.written(SHARD, old)  # late, and replaced already
+    times = store.directory(SHARD).last_times_ns([1])
+    assert store.load_each(SHARD, [1], times) == [fresh]
+    assert store.load_run(SHARD, [1], times) is store.load(SHARD, 1) is fresh
+    assert (store.misses, store.cache.size_bytes) == (0, 0)
+
+
+def test_read_of_a_shard_that_is_dropped_or_replaced_is_not_remembered() -> None:
+    source = HeldSource()
+    store, replacing = BlockStore(source), BlockStore(source)
+    old, fresh = block_of(1, b"secret"), block_of(1, b"")
+    for each_store, block in ((store, old), (replacing, fresh)):
+        each_store.add(SHARD, block)
+        each_store.written(SHARD, block)
+    store.forget(SHARD)
+    source.put(old)
+    assert store.load(SHARD, 1).message(0, "a").payload == b"secret"
+    assert store.recall(SHARD, 1) is None
+    source.gate.clear()
+    source.reading.clear()
+    reader = threading.Thread(target=store.load, args=(SHARD, 1))
+    reader.start()
+    assert source.reading.wait(60)
+    source.put(fresh)
+    store.adopt(replacing, SHARD)
     source.gate.set()
     reader.join()
     assert store.recall(SHARD, 1) is None
@@ -84,7 +124,9 @@ def test_cache_counts_what_its_blocks_take() -> None:
         assert store.recall(shard, 1) is not None
     assert store.recall(SHARD, 1) is None
     assert store.recall(SHARD + 1, 1) is not None
-    store.written(SHARD + 2, block_of(1, *[b"x"] * count))  # each at another time
+    each_at_another_time = block_of(1, *[b"x"] * count)
+    store.overlay(SHARD + 2, each_at_another_time)
+    store.written(SHARD + 2, each_at_another_time)
     assert store.recall(SHARD + 1, 1) is None
 
 
@@ -139,6 +181,7 @@ def test_what_is_known_to_be_empty_belongs_to_the_very_block() -> None:
 def test_small_blocks_are_read_along_and_only_the_first_of_them_may_be_missed() -> None:
     source = HeldSource()
     store = BlockStore(source)
+    store.directories[SHARD] = Directory()
     blocks = [block_of(base_seq, b"x" * 10) for base_seq in (1, 5, 6, 9)]
     for block in blocks:
         source.put(block)

@@ -312,7 +312,7 @@ def lose_blocks(node: StorageNode, group: int) -> None:
             for kind in (keys.BLOCK, keys.WINDOW):
                 prefix = keys.shard_key(kind, shard.machine.shard_id)
                 node.parts[0].write([("delete_range", prefix, keys.prefix_end(prefix))])
-    node.blocks._cache.clear()
+    node.blocks.cache.discard_shards(lambda _: True)
     node.reader.windows = WindowReads(node.blocks)
 
 

@@ -74,6 +74,25 @@ def test_expired_id_may_be_stored_again_under_its_new_sequence() -> None:
     assert kept.find(2 * WINDOW_NS, A) == [0]
 
 
+def test_newest_sequence_of_a_held_id_is_found_however_the_window_was_made() -> None:
+    """An id may be in the window twice: held for producers, and stored again since."""
+    kept = Kept()
+    kept.append(0, A)
+    writes = Writes()
+    kept.window.expire(WINDOW_NS, WINDOW_NS, writes, held_from=1)
+    kept.index, kept.seq = 2, 2
+    kept.window.add(IdHashes.of(A), np.array([2]), Step(2, WINDOW_NS, writes))
+    kept.store.write(writes.rows)
+    asked = IdHashes.of(A)
+    grown, restored, loaded = kept.window, DedupeWindow(SHARD), DedupeWindow(SHARD)
+    restored.restore(list(grown.runs()), Step(1, WINDOW_NS, Writes()))
+    loaded.load(kept.store.scan(b"D"), live_seq=2)
+    more = IdHashes.of(b"".join(hash_of(str(number)) for number in range(1_000)))
+    grown.add(more, np.arange(3, 1_003), Step(3, WINDOW_NS, Writes()))  # to another segment
+    for window in grown, restored, loaded:
+        assert window.find(asked).tolist() == window.find(asked, 1).tolist() == [2]
+
+
 def test_rows_go_when_their_ids_expire() -> None:
     kept = Kept()
     for time_ns in (0, 10, 20, 110):

@@ -11,7 +11,7 @@ import pytest
 from contrail_common.columns.blocks import Block, BlockCorruptError
 from contrail_storage.core import key_layout as keys
 from contrail_storage.reading.point_reads import TURN_BLOCKS, PointReads
-from contrail_storage.store.block_store import BlockMissingError, BlockStore, span_of
+from contrail_storage.store.block_store import BlockMissingError, BlockStore, Directory, span_of
 from contrail_storage.store.rocks_store import StoreCorruptError, StoreFailedError
 from tests.unit.storage.test_block_store import SHARD, HeldSource, block_of
 
@@ -98,6 +98,7 @@ async def test_turn_takes_no_more_than_its_bound_and_one_shard() -> None:
 @on_a_loop
 async def test_what_was_read_is_in_memory_from_then_on() -> None:
     store = BlockStore(TurnSource(1))
+    store.directories[SHARD] = Directory()
     found = await PointReads(store).block(SHARD, 1)
     assert store.recall(SHARD, 1) is found
 
@@ -173,6 +174,7 @@ async def test_end_of_a_read_is_reported_whatever_became_of_it(readable: bool) -
     source = TurnSource(1)
     source.failed = not readable
     store = BlockStore(source)
+    store.directories[SHARD] = Directory()
     points = PointReads(store)
     read, left = points.read(SHARD, 1), points.read(SHARD, 1)
     left.cancel()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from contrail_common.names import name_problem
 from contrail_common.timeunits import NS_PER_S, parse_duration
-from contrail_storage.physical_memory import eighth_of_memory, quarter_of_memory
+from contrail_storage.physical_memory import CACHE_MIN, eighth_of_memory, quarter_of_memory
 from contrail_storage.seal.node_keys import NodeKeyError, parse_node_keys
 
 DEFAULT_PORT: Final = 7420
@@ -342,7 +342,7 @@ def _data(given: Mapping[str, Any]) -> dict[str, Any]:
             given, "memory_max_bytes", quarter_of_memory(), 0, _MEMORY_BYTES_MAX
         ),
         "cache_max_bytes": _number(
-            given, "cache_max_bytes", eighth_of_memory(), 0, _MEMORY_BYTES_MAX
+            given, "cache_max_bytes", eighth_of_memory(), CACHE_MIN, _MEMORY_BYTES_MAX
         ),
         "log_tail_bytes": _number(given, "log_tail_bytes", 1 << 30, 1 << 20, _MEMORY_BYTES_MAX),
         "max_clock_jump_s": _duration_s(given, "max_clock_jump", "10m", "1s", "36500d"),

@@ -7,7 +7,9 @@ from typing import Final
 _GROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 
 
-_EIGHTH_MAX: Final = 512 << 20
+CACHE_MIN: Final = 16 << 20
+"""Small blocks are merged only while all of them are in the cache."""
+_CACHE_MAX: Final = 512 << 20
 
 
 def quarter_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
@@ -16,8 +18,8 @@ def quarter_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
 
 
 def eighth_of_memory(group_limit: Path = _GROUP_LIMIT) -> int:
-    """An eighth of the memory in bytes, at most 512 MiB: for the cache of blocks."""
-    return min(_memory(group_limit) // 8, _EIGHTH_MAX)
+    """An eighth of the memory in bytes, from 16 to 512 MiB: for the cache of blocks."""
+    return max(CACHE_MIN, min(_memory(group_limit) // 8, _CACHE_MAX))
 
 
 def _memory(group_limit: Path) -> int:

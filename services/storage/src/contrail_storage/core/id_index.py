@@ -161,8 +161,8 @@ class _Filter:
 class _Segment:
     """Ids in the order in which they were added, up to ``capacity`` of them.
 
-    ``table`` has, for each hash bucket, the position of its newest id; ``links`` has, for each id,
-    the position of the next older one of its bucket. Positions begin at 1; 0 ends a chain.
+    ``table`` has, for each hash bucket, the position of one of its ids; ``links`` has, for each id,
+    the position of another one of its bucket. Positions begin at 1; 0 ends a chain.
     """
 
     __slots__ = ("capacity", "high", "links", "low", "mask", "seqs", "table", "used")
@@ -180,15 +180,16 @@ class _Segment:
 
     def find(self, low: int, high: int) -> int:
         """The newest sequence of an id; 0 if it is not in this segment."""
-        at = self.table.item(low & self.mask)
+        at, newest = self.table.item(low & self.mask), 0
         while at:
+            # An expired id may be here again, and ids that were added together are in any order.
             if self.low.item(at) == low and self.high.item(at) == high:
-                return self.seqs.item(at)
+                newest = max(newest, self.seqs.item(at))
             at = self.links.item(at)
-        return 0
+        return newest
 
     def add(self, hashes: IdHashes, seqs: I64Array) -> int:
-        """Add the first ids, as many as fit; return how many. The ids must all be different."""
+        """Add the first ids, as many as fit; return how many."""
         count = min(len(seqs), self.capacity - self.used)
         start = self.used + 1
         self.used += count
@@ -278,7 +279,7 @@ class IdIndex:
         return found
 
     def add(self, hashes: IdHashes, seqs: I64Array, known: int, first_seq: int) -> None:
-        """Add ids, which must all be different.
+        """Add ids.
 
         ``known`` is the number of ids that are still needed, these included; ``first_seq`` is the
         sequence of the first of them.
@@ -306,20 +307,27 @@ class IdIndex:
             return
         # Every lookup asks every group, so the ids of a small index that grows are in one segment.
         fresh = _Group(_Segment(max(_SEGMENT_MIN, 2 * known)))
-        for segment in self._segments():
-            ids, seqs = segment.part(segment.first_from(first_seq), segment.used + 1)
-            fresh.add(IdHashes.of(ids), seqs)
+        for group in self._groups:
+            for segment in group.segments:
+                ids, seqs = segment.part(segment.first_from(first_seq), segment.used + 1)
+                fresh.add(IdHashes.of(ids), seqs)
+                self._set_aside(segment.arrays())
+            self._set_aside([group.filter.words])
         self._groups = [fresh]
 
     def drop_below(self, seq: int) -> None:
         """Forget the oldest ids, as far as whole segments have only sequences below ``seq``."""
         groups = self._groups
         while groups and (oldest := groups[0].segments[0]).seqs[oldest.used] < seq:
-            dropped = oldest.arrays()
+            self._set_aside(oldest.arrays())
             del groups[0].segments[0]
+            # A filter goes with its last segment, so it takes no further ones.
+            groups[0].left = 0
             if not groups[0].segments:
-                dropped.append(groups.pop(0).filter.words)
-            self._dropped += [part for part in dropped if part.nbytes >= _LARGE_BYTES]
+                self._set_aside([groups.pop(0).filter.words])
+
+    def _set_aside(self, arrays: "list[NDArray[np.generic]]") -> None:
+        self._dropped += [part for part in arrays if part.nbytes >= _LARGE_BYTES]
 
     def free(self) -> None:
         """Free an array of what was dropped, if there is any."""

@@ -481,6 +481,8 @@ class Applier:
         # The directory names the merged block from now on. The block is read from memory until
         # the writer has stored it.
         self._blocks.overlay(shard_id, job.merged)
+        for base_seq in base_seqs[1:]:
+            self._blocks.discard(shard_id, base_seq)  # nobody asks for it any more
         self._hand_over(job)
         return job.span
 

@@ -9,7 +9,7 @@ from contrail_common.columns.blocks import Block
 
 CACHE_BYTES: Final = 128 << 20
 """Bytes of a cache that nobody sized: that of a store which is opened for a repair."""
-CACHE_BLOCKS: Final = 1 << 17
+CACHE_BLOCKS: Final = 1 << 16
 """Blocks at most, however small: when a shard is dropped, one step of the loop looks at each."""
 # Bytes of a cached block in addition to its columns, so that tiny ones count too.
 _OVERHEAD: Final = 512
@@ -26,7 +26,7 @@ class BlockCache:
         self.size_bytes = 0
         """The sum of the sizes in `_blocks`; changed under `_lock`."""
         self.generation = 0
-        """Changes when a block is replaced or removed; changed under `_lock`."""
+        """Changes when an older form of a block may be under way; changed under `_lock`."""
         # Each with its size, least recently used first; under `_lock`.
         self._blocks: OrderedDict[Key, tuple[Block, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -47,7 +47,10 @@ class BlockCache:
             self._add(key, block)
 
     def put_read(self, key: Key, block: Block, generation: int) -> None:
-        """Add a block that was read from the disk since ``generation``, unless it may be old."""
+        """Add a block that was read from the disk, unless it may be old.
+
+        ``generation`` is from before it was looked for in memory.
+        """
         with self._lock:
             # One that is here already was merged meanwhile: it has more messages.
             if generation == self.generation and key not in self._blocks:
@@ -67,7 +70,7 @@ class BlockCache:
             self.size_bytes -= cached[1]
 
     def renew(self) -> None:
-        """Take no block whose read has begun: it may be replaced."""
+        """Take no block that is being read: the read may return an older form of it."""
         with self._lock:
             self.generation += 1
 

@@ -349,27 +349,30 @@ class BlockStore:
 
     def written(self, shard_id: int, block: Block) -> None:
         """Note that the block is in the store; move it to the cache."""
-        # `is`: a rewritten or merged block may have taken this place since. That one is still
-        # unwritten.
-        if self._unwritten.get((shard_id, block.base_seq)) is block:
-            del self._unwritten[shard_id, block.base_seq]
+        key = (shard_id, block.base_seq)
+        # A rewritten or merged block may have taken this place since. That one is still unwritten.
+        if self._unwritten.get(key) is not block:
+            return
         # Blocks of a shard that was dropped meanwhile are still written, in order with its removal.
         if shard_id in self.directories:
-            self.cache.put((shard_id, block.base_seq), block.compacted())
+            self.cache.put(key, block.compacted())
+        # Only now: until then, the cache may have an older form of the block.
+        del self._unwritten[key]
 
     def overlay(self, shard_id: int, block: Block) -> None:
         """Serve ``block`` from memory for its base sequence until it is written."""
+        self._unwritten[shard_id, block.base_seq] = block
         # A read that began before may return the old content. It must not be cached after this.
         self.cache.renew()
-        self._unwritten[shard_id, block.base_seq] = block
 
     def overlay_joined(self, shard_id: int, parts: Iterable[Block], joined: Block) -> None:
         """Serve ``joined`` instead of its ``parts``, none of which will be written."""
         # The parts were joined before the writer took them, so only the joined block is ever in the
         # store.
-        for part in parts:
-            del self._unwritten[shard_id, part.base_seq]
         self._unwritten[shard_id, joined.base_seq] = joined
+        for part in parts:
+            if part.base_seq != joined.base_seq:
+                del self._unwritten[shard_id, part.base_seq]
 
     def beside(self) -> "BlockStore":
         """An empty one over the same store, to load shards in a thread: see :meth:`adopt`."""
@@ -377,6 +380,8 @@ class BlockStore:
 
     def adopt(self, fresh: "BlockStore", shard_id: int) -> None:
         """Take a shard from ``fresh``; this one must have forgotten it."""
+        # Before there is a directory: until then, no block of the shard is cached.
+        self.cache.renew()
         directory = fresh.directories.pop(shard_id, None)
         if directory is not None:
             self.directories[shard_id] = directory
@@ -414,11 +419,11 @@ class BlockStore:
 
         Raises one of UNREADABLE, or the store's error.
         """
+        generation = self.cache.generation
         # Memory first: a block that waits for the writer is not in the store, or there in an older
         # form.
         block = self.recall(shard_id, base_seq)
         if block is None:
-            generation = self.cache.generation
             self.misses += 1
             (data,) = self.source.get_once([keys.large_key(keys.BLOCK, shard_id, base_seq)])
             block = _decoded(shard_id, base_seq, data)
@@ -444,12 +449,27 @@ class BlockStore:
     ) -> list[Block | Exception]:
         """Return each block, or one of UNREADABLE in the place of a block that cannot be read.
 
-        The first read checks only the blocks' own checksums. A block that fails, or whose last time
-        differs from the directory's, is read again with the store's checksums. Blocks; raises the
-        store's other errors.
+        Those in memory come from there, as in :meth:`load`. The first read of the others checks
+        only the blocks' own checksums. A block that fails, or whose last time differs from the
+        directory's, is read again with the store's checksums. Blocks; raises the store's other
+        errors.
         """
-        self.misses += len(base_seqs)
         generation = self.cache.generation
+        held = [self.recall(shard_id, base_seq) for base_seq in base_seqs]
+        missing = [at for at, block in enumerate(held) if block is None]
+        self.misses += len(missing)
+        bases, times = [base_seqs[at] for at in missing], [last_times_ns[at] for at in missing]
+        read = self._read_each(shard_id, bases, times)
+        # Backwards, so that the first block is the one used last and is not evicted by the others.
+        for base_seq, block in reversed(list(zip(bases, read, strict=True))):
+            if isinstance(block, Block):
+                self._remember(shard_id, base_seq, block, generation)
+        fresh = iter(read)
+        return [next(fresh) if block is None else block for block in held]
+
+    def _read_each(
+        self, shard_id: int, base_seqs: Sequence[int], last_times_ns: Sequence[int]
+    ) -> list[Block | Exception]:
         found: list[Block | Exception] = list(self._unverified(shard_id, base_seqs))
         doubtful = [
             at
@@ -462,10 +482,6 @@ class BlockStore:
                 found[at] = _decoded(shard_id, base_seqs[at], data)
             except UNREADABLE as error:
                 found[at] = error
-        # Backwards, so that the first block is the one used last and is not evicted by the others.
-        for base_seq, block in reversed(list(zip(base_seqs, found, strict=True))):
-            if isinstance(block, Block):
-                self._remember(shard_id, base_seq, block, generation)
         return found
 
     def _unverified(self, shard_id: int, base_seqs: Sequence[int]) -> Iterator[Block | Exception]:
@@ -548,7 +564,8 @@ class BlockStore:
 
     def _remember(self, shard_id: int, base_seq: int, block: Block, generation: int) -> None:
         key = (shard_id, base_seq)
-        if key not in self._unwritten:  # one that is was merged meanwhile: it has more messages
+        # Neither one that was replaced meanwhile, nor one of a shard that was dropped.
+        if key not in self._unwritten and shard_id in self.directories:
             self.cache.put_read(key, block, generation)
 
 
