@@ -52,16 +52,23 @@ class HeldSource:
         return self.get_once(keys)
 
 
+def read_that_waits(store: BlockStore, source: HeldSource) -> threading.Thread:
+    """Begin to read the first block; the read has its value, and waits for the gate."""
+    source.gate.clear()
+    source.reading.clear()
+    reader = threading.Thread(target=store.load, args=(SHARD, 1))
+    reader.start()
+    assert source.reading.wait(60)
+    return reader
+
+
 def test_block_that_was_replaced_while_it_was_read_is_not_remembered() -> None:
     source = HeldSource()
     store = BlockStore(source, cache_bytes=4_000)
     store.directory(SHARD)
     old, fresh = block_of(1, b"secret", b"kept"), block_of(1, b"", b"kept")
     source.put(old)
-    source.gate.clear()
-    reader = threading.Thread(target=store.load, args=(SHARD, 1))
-    reader.start()
-    assert source.reading.wait(60)
+    reader = read_that_waits(store, source)
     store.overlay(SHARD, fresh)
     source.put(fresh)
     store.written(SHARD, fresh)
@@ -99,11 +106,7 @@ def test_read_of_a_shard_that_is_dropped_or_replaced_is_not_remembered() -> None
     source.put(old)
     assert store.load(SHARD, 1).message(0, "a").payload == b"secret"
     assert store.recall(SHARD, 1) is None
-    source.gate.clear()
-    source.reading.clear()
-    reader = threading.Thread(target=store.load, args=(SHARD, 1))
-    reader.start()
-    assert source.reading.wait(60)
+    reader = read_that_waits(store, source)
     source.put(fresh)
     store.adopt(replacing, SHARD)
     source.gate.set()
