@@ -15,6 +15,7 @@ import structlog
 from contrail_edge.app import EdgeApp
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.server import make_server
+from contrail_serve.large_pages import use_large_pages
 from contrail_serve.loop_watch import LoopWatch
 from contrail_serve.process_metrics import ProcessMetrics
 from contrail_serve.settings import ProcessSettings
@@ -155,6 +156,7 @@ async def serve_http(
     url = f"http://{authority(listener)}"
     _log.info("serving", url=url, **announced)
     print(json.dumps({"ready": True, "url": url, "pid": os.getpid(), **announced}), flush=True)
+    paging = asyncio.create_task(use_large_pages())
     if app.has_management:
         # After the ready line, because FastAPI takes longer to import than everything else.
         loading = asyncio.create_task(app.load())
@@ -165,6 +167,7 @@ async def serve_http(
     server.should_exit = True
     await serving
     watching.cancel()
+    paging.cancel()
 
 
 async def first_done(*others: Awaitable[object]) -> None:
