@@ -75,6 +75,13 @@ def test_nothing_is_merged_where_the_machine_has_switched_large_pages_off(
     asyncio.run(asyncio.wait_for(use_large_pages(), 60))
 
 
+def test_nothing_is_merged_by_a_kernel_that_does_not_know_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(large_pages, "_COLLAPSE", 9_999)
+    asyncio.run(asyncio.wait_for(use_large_pages(), 60))
+
+
 def large_bytes(pid: int) -> int:
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     lines = rollup.splitlines()

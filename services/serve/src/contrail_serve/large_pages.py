@@ -4,8 +4,8 @@ In a virtual machine, an access to a page of 4 KiB that the processor has not us
 page tables. Pages of 2 MiB make that rare. The kernel merges small pages into large ones when a
 process asks for it (Linux 6.1), unless the machine has switched transparent huge pages off.
 
-Only memory that is full is asked for. To ask in advance would make all new pages large: the kernel
-clears each of them at once, and a virtual machine often has to get it from its host.
+Only memory that is full is merged. If large pages are asked for in advance, all new memory comes in
+them, and batches take more CPU.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PAUSE_S: Final = 15.0
 """Between two looks for memory that was filled meanwhile."""
 STEP_S: Final = 0.02
 AGAIN_S: Final = 1.0
-"""Merging takes so much CPU time at once, and goes on after such a pause: 2 % of a core."""
+"""Merging takes about so much CPU time at once, and goes on after such a pause: 2 % of a core."""
 _COLLAPSE: Final = 25
 """MADV_COLLAPSE of madvise(2). It changes nothing that a program can see but speed."""
 _FULL: Final = 15, 16
@@ -86,5 +86,6 @@ def _merger() -> Callable[[int], object] | None:
         if "[never]" not in _MODES.read_text(encoding="ascii"):
             madvise = ctypes.CDLL(None).madvise
             madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-            return lambda start: madvise(start, PAGE_BYTES, _COLLAPSE)
+            if madvise(0, 0, _COLLAPSE) == 0:  # the kernel knows this advice, see madvise(2)
+                return lambda start: madvise(start, PAGE_BYTES, _COLLAPSE)
     return None
