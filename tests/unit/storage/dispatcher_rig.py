@@ -272,14 +272,12 @@ class DispatcherRig:
         self, *seqs: int, kind: AckKind = "ack", delay_s: float = 0
     ) -> asyncio.Future[Result]:
         """Take acknowledgements the way a node does."""
-        self.dispatcher.flush()
         delay_ns = int(delay_s * SECOND_NS)
         acked, others = list(seqs), []
         if kind != "ack":
             acked, others = [], [(kind, seq, delay_ns) for seq in seqs]
-
         command = cmd.Acknowledge(1, self.consumer.epoch, acked, others)
-        future = self.propose(command)
+        future = self.dispatcher.acknowledge(command)
         future.add_done_callback(partial(self.dispatcher.acknowledged, postponed=True))
         await turns()
         return future

@@ -137,3 +137,26 @@ def test_deliveries_in_one_pass_are_recorded_as_one_by_one(
                 consumer.change(change, Step(number, number, Writes()))
         states.append(consumer.snapshot())
     assert states[0] == states[1]
+
+
+@given(batches, st.sampled_from(["explicit", "all", "none"]), st.booleans())
+def test_deliveries_with_their_acknowledgements_are_the_two_changes_one_after_the_other(
+    taken: list[tuple[list[int], int, list[int]]], ack_policy: str, all_acked: bool
+) -> None:
+    config = consumer_config("c", max_ack_pending=-1, ack_policy=ack_policy)
+    states, settled = [], []
+    for at_once in (True, False):
+        consumer = ConsumerMachine.create(SHARD, 1, config, 1, 0, 1)
+        for number, (seqs, behind, acked) in enumerate(taken, 1):
+            position = max(seqs[-1] + 1 - behind, 1)
+            step = Step(number, number, Writes())
+            if at_once:
+                both = cmd.DeliverAcked(1, 1, seqs, position, None if all_acked else acked)
+                settled.append(consumer.change(both, step))
+            else:
+                first = consumer.change(cmd.Deliver(1, 1, seqs, position), step)
+                acks = cmd.Acknowledge(1, 1, seqs if all_acked else acked)
+                settled.append(first + consumer.change(acks, step))
+        states.append(consumer.snapshot())
+    assert states[0] == states[1]
+    assert settled[: len(taken)] == settled[len(taken) :]

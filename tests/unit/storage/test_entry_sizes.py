@@ -137,6 +137,7 @@ def of_every_kind() -> list[cmd.Command]:
         cmd.Deliver(HIGH, 1, many, HIGH),
         cmd.Advance(HIGH, 1, HIGH, HIGH, HIGH),
         cmd.Acknowledge(HIGH, 1, many, [("nak", seq, HIGH) for seq in many], {HIGH: "r" * 256}),
+        cmd.DeliverAcked(HIGH, 1, many, HIGH, many),
         cmd.Exhaust(HIGH, 1, many),
         cmd.EnforceLimits(HIGH),
         cmd.EnforceInterest(HIGH),

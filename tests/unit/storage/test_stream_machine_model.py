@@ -474,9 +474,15 @@ class StreamComparison(StreamAgreement):
         count=range(5),
         again=range(3),
         removed=BOTH,
+        acked=MAYBE,
     )
-    def deliver(self, name: str, count: int, again: int, removed: bool) -> None:
-        """``removed``: also messages that went away between their delivery and its record."""
+    def deliver(
+        self, name: str, count: int, again: int, removed: bool, acked: bool = False
+    ) -> None:
+        """``removed``: also messages that went away between their delivery and its record.
+
+        ``acked``: all or some of them were acknowledged before that.
+        """
         consumer = self.naive.consumers.get(name)
         seqs: list[int] = []
         position = 1
@@ -489,11 +495,20 @@ class StreamComparison(StreamAgreement):
                 fresh = list(range(position, fresh[-1] + 1))
             seqs += fresh
             position = fresh[-1] + 1 if fresh else position
-        self.change(
-            name,
-            cmd.Deliver(self.consumer_id(name), 1, seqs, position),
-            lambda consumer, now_ns: consumer.deliver(now_ns, seqs, position) & self.live(),
-        )
+        acks: list[int] = []
+        command: cmd.Command = cmd.Deliver(self.consumer_id(name), 1, seqs, position)
+        if acked:
+            acks = seqs if self.one_of(BOTH) else [self.one_of([*seqs, 1]) for _ in range(2)]
+            given = None if acks is seqs else acks
+            command = cmd.DeliverAcked(self.consumer_id(name), 1, seqs, position, given)
+
+        def take(consumer: NaiveConsumer, now_ns: int) -> set[int]:
+            settled = consumer.deliver(now_ns, seqs, position)
+            for seq in acks:
+                settled |= consumer.acknowledge(now_ns, "ack", seq, 0)
+            return settled & self.live()
+
+        self.change(name, command, take)
 
     def live(self) -> set[int]:
         """The sequences of the naive stream's messages."""

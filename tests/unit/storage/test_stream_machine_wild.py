@@ -173,7 +173,14 @@ commands: st.SearchStrategy[cmd.Command] = st.one_of(
     st.builds(cmd.PutConsumer, consumers, numbers, st.binary(max_size=24), numbers),
     st.builds(cmd.DropConsumer, consumer_ids),
     st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
-    st.builds(cmd.Deliver, consumer_ids, epochs, numbers_list, numbers),
+    st.builds(
+        cmd.DeliverAcked,
+        consumer_ids,
+        epochs,
+        numbers_list,
+        numbers,
+        st.none() | numbers_list,
+    ),
     st.builds(cmd.Advance, consumer_ids, epochs, numbers, numbers, numbers),
     st.builds(
         cmd.Acknowledge,
@@ -225,6 +232,15 @@ def test_any_command_is_answered_and_what_it_wrote_loads_again(
     before = picture(rig.machine)
     rig.restart()
     assert picture(rig.machine) == before
+
+
+def test_message_with_an_empty_subject_is_refused_also_where_everything_is_captured() -> None:
+    rig = Rig()
+    rig.apply(0, configure(StreamConfig(name="S", subjects=())))
+    for messages in ([Message("")], [Message("a"), Message("")]):
+        [result] = rig.apply(1, append_of(messages))
+        assert isinstance(result, Refused)
+    assert list(rig.machine.subjects.live()) == []
 
 
 @given(st.lists(entries, max_size=6))

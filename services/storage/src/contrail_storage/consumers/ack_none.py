@@ -125,9 +125,7 @@ class AckNoneDispatcher(Dispatcher):
         return self._given - 1
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
-        if self._join_timer is not None:
-            self._join_timer.cancel()
-            self._join_timer = None
+        self._end_join_timer()
         moved = self._send_position()
         return Dispatcher._send_joined(self) or moved
 

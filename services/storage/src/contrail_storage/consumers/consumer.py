@@ -9,7 +9,7 @@ whose machines were loaded again, is never served by an outdated object.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from contrail_common import errors
@@ -229,9 +229,7 @@ class Consumer:
             if problem is None:
                 taken.append(item)
         if taken:
-            dispatcher.flush()
             applied = _propose(dispatcher, _command(dispatcher.consumer, taken))
-            dispatcher.track(applied)
             postponed = any(item.kind in ("nak", "in_progress") for item in taken)
             applied.add_done_callback(partial(dispatcher.acknowledged, postponed=postponed))
             if sync:
@@ -261,10 +259,11 @@ def _command(consumer: ConsumerMachine, items: list[AckItem]) -> Acknowledge:
     reasons = (
         (seq, item.reason[:REASON_CHARS_MAX]) for item in items if item.reason for seq in item.seqs
     )
+    acked = [item.seqs for item in items if item.kind == "ack"]
     return Acknowledge(
         consumer.consumer_id,
         consumer.epoch,
-        [seq for item in items if item.kind == "ack" for seq in item.seqs],
+        acked[0] if len(acked) == 1 else list(chain.from_iterable(acked)),
         [
             (item.kind, seq, item.delay_ns)
             for item in items
@@ -281,8 +280,11 @@ def _propose(dispatcher: Dispatcher, acks: Acknowledge) -> asyncio.Future[Result
     if consumer.config.ack_policy == "all" and acks.acked:
         cuts = consumer.pending.cuts(max(acks.acked), _SETTLED_MAX)
         if cuts:
-            return asyncio.ensure_future(_propose_in_steps(dispatcher, acks, cuts))
-    return dispatcher.propose(acks)
+            dispatcher.flush()
+            applied = asyncio.ensure_future(_propose_in_steps(dispatcher, acks, cuts))
+            dispatcher.track(applied)
+            return applied
+    return dispatcher.acknowledge(acks)
 
 
 async def _propose_in_steps(dispatcher: Dispatcher, acks: Acknowledge, cuts: list[int]) -> Result:

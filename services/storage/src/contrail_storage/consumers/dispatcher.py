@@ -35,13 +35,20 @@ from contrail_storage.consumers.pull_batch import (
     deliveries_in_steps,
     without_payload,
 )
-from contrail_storage.core.commands import Acknowledge, Deliver, Exhaust, StreamCommand
+from contrail_storage.core.commands import (
+    Acknowledge,
+    Deliver,
+    DeliverAcked,
+    Exhaust,
+    StreamCommand,
+)
 from contrail_storage.core.consumer_machine import ConsumerMachine
 from contrail_storage.core.pending_deliveries import DUE_MAX
 from contrail_storage.core.results import Refused, Result
 from contrail_storage.core.subjects.filters import SubjectFilter
 from contrail_storage.reading.reader import Found, Reader
 from contrail_storage.replica.entries import has_failed
+from contrail_storage.replica.proposer import SEQS_MAX
 from contrail_storage.replica.shard import Shard, woken
 
 JOIN_S: Final = 0.005
@@ -548,28 +555,61 @@ class Dispatcher:
                 self._send_soon(RETRY_S)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
-        if self._join_timer is not None:
-            self._join_timer.cancel()
-            self._join_timer = None
+        self._end_join_timer()
         future: asyncio.Future[Result] | None = None
         while not self.closed and (self._joined or (self._held_back and not self.in_flight)):
             future = self._send(self._joined[:DELIVERED_MAX])
         return future
 
-    def _send(self, seqs: list[int]) -> "asyncio.Future[Result]":
-        """Propose ``seqs``, which are the first of the joined deliveries."""
+    def _end_join_timer(self) -> None:
+        if self._join_timer is not None:
+            self._join_timer.cancel()
+            self._join_timer = None
+
+    def _send(self, seqs: list[int], acks: Acknowledge | None = None) -> "asyncio.Future[Result]":
+        """Propose ``seqs``, which are the first of the joined deliveries, and then ``acks``."""
         consumer = self.consumer
         # The machine's position must stay before messages that it does not know yet. Otherwise
         # they would be skipped if their command is lost and this one is not.
         unknown = self._fresh(self.in_flight.difference(seqs))
         reached = min(self.position, self._top_seq + 1)
         position = min(reached, min(unknown, default=reached))
-        future = self.propose(Deliver(consumer.consumer_id, consumer.epoch, seqs, position))
+        delivered = consumer.consumer_id, consumer.epoch, seqs, position
+        if acks is None:
+            future = self.propose(Deliver(*delivered))
+        else:
+            acked = None if acks.acked == seqs else acks.acked
+            future = self.propose(DeliverAcked(*delivered, acked))
         self._joined = self._joined[len(seqs) :]
         self._held_back = position < reached
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
+
+    def acknowledge(self, acks: Acknowledge) -> "asyncio.Future[Result]":
+        """Propose acknowledgements, after all deliveries that are not recorded yet.
+
+        A client that pulls usually acknowledges what it got last: that is one command.
+        """
+        if self._may_join(acks):
+            future = self._send(self._joined, acks)
+            self._end_join_timer()
+            return future
+        self.flush()
+        future = self.propose(acks)
+        self.track(future)
+        return future
+
+    def _may_join(self, acks: Acknowledge) -> bool:
+        """Whether one command may have all joined deliveries, and then ``acks``."""
+        count = len(self._joined) + len(acks.acked)
+        return (
+            bool(self._joined)
+            and not acks.others
+            and not self.closed
+            and self.consumer.config.ack_policy == "explicit"
+            and count <= SEQS_MAX
+        )
 
     def track(self, proposed: "asyncio.Future[Result]") -> None:
         """Note that a change of the consumer is proposed."""
@@ -593,9 +633,10 @@ class Dispatcher:
         self.arm_deadline()
         if self._held_back and not self.in_flight:
             self._send_soon(JOIN_S)
-        recorded = set(seqs)
-        if self.consumer.pending.among(recorded) != recorded:
-            self.wake()  # messages that were removed before they were recorded leave capacity
+        if self.waiters:
+            recorded = set(seqs)
+            if self.consumer.pending.among(recorded) != recorded:
+                self.wake()  # messages that were removed before they were recorded leave capacity
 
     def _undo(self, seqs: list[int]) -> None:
         """Make deliveries that were selected and not recorded available again."""

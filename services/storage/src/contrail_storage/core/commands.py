@@ -75,6 +75,8 @@ class Append(msgspec.Struct, tag=19, array_like=True):
         )
 
     def _has_subjects(self, count: int) -> bool:
+        if not all(self.subjects):
+            return False
         # Most commands have one message, and an array of one costs many times more.
         if count == 1:
             return int.from_bytes(self.subject_index, "little") < len(self.subjects)
@@ -329,6 +331,19 @@ class Acknowledge(msgspec.Struct, tag=10, array_like=True):
     acked: list[int]
     others: list[tuple[AckKind, int, int]] = []
     reasons: dict[int, str] = {}
+
+
+class DeliverAcked(msgspec.Struct, tag=66, array_like=True):
+    """As ``Deliver``, and then ``Acknowledge`` with the plain acks ``acked``; None: of ``seqs``.
+
+    A client has acknowledged what it got before the delivery was recorded.
+    """
+
+    consumer_id: int
+    epoch: int
+    seqs: list[int]
+    position: int
+    acked: list[int] | None = None
 
 
 class Exhaust(msgspec.Struct, tag=11, array_like=True):
@@ -586,7 +601,7 @@ class ReopenErasures(msgspec.Struct, tag=52, array_like=True):
 
 KeyCommand = NameKeys | RetireKeys | ShredKeys
 ReceiptCommand = RecordErasure | FinishErasures | ReopenErasures
-ConsumerChange = Deliver | Advance | Acknowledge | Exhaust
+ConsumerChange = Deliver | Advance | Acknowledge | DeliverAcked | Exhaust
 StreamCommand = (
     Append
     | NumberedAppend

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from contrail_common.model import AckKind, Advisory, AdvisoryType, ConsumerConfig, SequencePair
 from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import key_layout as keys
-from contrail_storage.core.commands import Acknowledge, Advance, Deliver, Exhaust
+from contrail_storage.core.commands import Acknowledge, Advance, Deliver, DeliverAcked, Exhaust
 from contrail_storage.core.given_up import GivenUp
 from contrail_storage.core.pending_deliveries import Pending, PendingDeliveries
 from contrail_storage.core.pinned import Pinned
@@ -61,7 +61,17 @@ class Reconfigured(msgspec.Struct, tag=32, array_like=True):
     config: ConsumerConfig
 
 
-Change = Deliver | Advance | Acknowledge | Exhaust | Trimmed | GoneOne | Gone | Reconfigured
+Change = (
+    Deliver
+    | Advance
+    | Acknowledge
+    | DeliverAcked
+    | Exhaust
+    | Trimmed
+    | GoneOne
+    | Gone
+    | Reconfigured
+)
 
 
 class Snapshot(msgspec.Struct, array_like=True):
@@ -228,32 +238,50 @@ class ConsumerMachine:
         del step
         self.pending.remove(gone.seq)
 
-    def _deliver(self, deliver: Deliver, step: Step) -> list[int]:
+    def _deliver(self, deliver: Deliver | DeliverAcked, step: Step) -> list[int]:
         """Record deliveries; return the sequences that need no ack and are settled at once."""
         settled: list[int] = []
         seqs, elapsed_ns = deliver.seqs, step.elapsed_ns
-        # Every delivery that was sent has a number, even if its message was settled meanwhile.
-        first, stream_seq = self.delivered.consumer_seq + 1, self.delivered.stream_seq
-        if len(seqs) <= _ONE_BY_ONE or not self._deliver_first(seqs, first, elapsed_ns):
+        first = self.delivered.consumer_seq + 1
+        if len(seqs) > _ONE_BY_ONE and self._are_first(seqs):
+            self.pending.add_first(seqs, first, self._deadline_ns(elapsed_ns, 1))
+        else:
             for consumer_seq, seq in enumerate(seqs, first):
                 if self._deliver_one(seq, consumer_seq, elapsed_ns):
                     settled.append(seq)
-        if seqs:
-            stream_seq = max(stream_seq, seqs[0] if len(seqs) == 1 else max(seqs))
-        self.delivered = SequencePair(first + len(seqs) - 1, stream_seq, step.now_ns)
+        self._number(seqs, step)
         self._advance(deliver.position)
         return settled
 
-    def _deliver_first(self, seqs: list[int], consumer_seq: int, elapsed_ns: int) -> bool:
-        """Record deliveries in one pass, if nothing is to be decided for each of them."""
+    def _are_first(self, seqs: list[int]) -> bool:
+        """Whether ``seqs`` (at least one) are first deliveries, and all of them need acks."""
         # The position is behind while earlier deliveries are on their way to the log, and the
         # acknowledgements of those are ahead of it then.
         return (
             seqs[0] >= self.next_seq
-            and self.acked_ahead.isdisjoint(seqs)
+            and (seqs[0] > self.acked_top or self.acked_ahead.isdisjoint(seqs))
             and self.config.ack_policy != "none"
-            and self.pending.add_first(seqs, consumer_seq, self._deadline_ns(elapsed_ns, 1))
+            and self.pending.are_above(seqs)
         )
+
+    def _number(self, seqs: list[int], step: Step) -> None:
+        """Count deliveries: all that were sent, even if their messages were settled meanwhile."""
+        consumer_seq, stream_seq = self.delivered.consumer_seq, self.delivered.stream_seq
+        if seqs:
+            stream_seq = max(stream_seq, *seqs)
+        self.delivered = SequencePair(consumer_seq + len(seqs), stream_seq, step.now_ns)
+
+    def _deliver_acked(self, both: DeliverAcked, step: Step) -> list[int]:
+        seqs, acked = both.seqs, both.acked
+        explicit = self.config.ack_policy == "explicit"
+        if seqs and acked is None and explicit and self._are_first(seqs):
+            self._number(seqs, step)  # and nothing becomes pending
+            self._advance(both.position)
+            self._note_ahead([seq for seq in seqs if seq >= self.next_seq])
+            return seqs
+        settled = self._deliver(both, step)
+        acks = Acknowledge(both.consumer_id, both.epoch, seqs if acked is None else acked)
+        return settled + self._acknowledge(acks, step)
 
     def _deliver_one(self, seq: int, consumer_seq: int, elapsed_ns: int) -> bool:
         """Record a delivery; return whether it needs no ack."""
@@ -316,9 +344,11 @@ class ConsumerMachine:
         # Never back, in whatever order records reach the log.
         if next_seq <= self.next_seq:
             return
-        self.next_seq = next_seq
+        passed, self.next_seq = next_seq - self.next_seq, next_seq
         if self.acked_top < next_seq:
             self.acked_ahead.clear()
+        elif passed < len(self.acked_ahead):
+            self.acked_ahead.difference_update(range(next_seq - passed, next_seq))
         else:
             self.acked_ahead = {seq for seq in self.acked_ahead if seq >= next_seq}
 
@@ -560,6 +590,7 @@ _RULES: Final[dict[type, Callable[[ConsumerMachine, Any, Step], list[int] | None
     Deliver: ConsumerMachine._deliver,
     Advance: ConsumerMachine._move_on,
     Acknowledge: ConsumerMachine._acknowledge,
+    DeliverAcked: ConsumerMachine._deliver_acked,
     Exhaust: ConsumerMachine._exhaust,
     Trimmed: ConsumerMachine._trim,
     Gone: ConsumerMachine._forget,

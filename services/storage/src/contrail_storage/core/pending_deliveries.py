@@ -492,15 +492,13 @@ class PendingDeliveries(Mapping[int, Pending]):
         self._count += 1
         self._low_ns = min(self._low_ns, item.deadline_ns)
 
-    def add_first(self, seqs: list[int], consumer_seq: int, deadline_ns: int) -> bool:
-        """Add first deliveries, numbered from ``consumer_seq``, if that takes one pass.
+    def are_above(self, seqs: list[int]) -> bool:
+        """Whether ``seqs`` (at least one) ascend, above everything that was added."""
+        above = not self._chunks or seqs[0] > self._chunks[-1].top
+        return above and all(map(lt, seqs, islice(seqs, 1, None)))
 
-        Returns False, without effect, unless ``seqs`` ascend above everything that was added.
-        """
-        if not seqs or (self._chunks and seqs[0] <= self._chunks[-1].top):
-            return False
-        if not all(map(lt, seqs, islice(seqs, 1, None))):
-            return False
+    def add_first(self, seqs: list[int], consumer_seq: int, deadline_ns: int) -> None:
+        """Add first deliveries in one pass, numbered from ``consumer_seq``: see `are_above`."""
         start = 0
         while start < len(seqs):
             if not self._chunks:
@@ -521,7 +519,6 @@ class PendingDeliveries(Mapping[int, Pending]):
             start += len(some)
         self._count += len(seqs)
         self._low_ns = min(self._low_ns, deadline_ns)
-        return True
 
     def _append(self, seq: int) -> None:
         self._firsts.append(seq)

@@ -19,6 +19,7 @@ from contrail_storage.core.commands import (
     ConfigureStream,
     CreateGroup,
     Deliver,
+    DeliverAcked,
     DropStream,
     Entry,
     FinishRestore,
@@ -80,7 +81,7 @@ _SMALL_MESSAGES: Final = MERGE_MESSAGES // 4
 _MAKING: Final = (ConfigureStream, RestorePart, FinishRestore)
 _ENDING: Final = (DropStream, AcceptLoss)
 """Commands that a stopped shard accepts: they need no messages, and they end the stop."""
-_FREQUENT: Final = frozenset({Acknowledge, Advance, Append, Deliver, NumberedAppend})
+_FREQUENT: Final = frozenset({Acknowledge, Advance, Append, Deliver, DeliverAcked, NumberedAppend})
 """Commands after which the same stream and the same consumers exist, with their configurations."""
 _log = structlog.get_logger("contrail.apply")
 

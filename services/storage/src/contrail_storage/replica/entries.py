@@ -30,6 +30,7 @@ from contrail_storage.core.commands import (
     Append,
     Command,
     Deliver,
+    DeliverAcked,
     Entry,
     Exhaust,
     NumberedAppend,
@@ -224,6 +225,9 @@ class CommandRequest(msgspec.Struct, eq=False):
             return len(command.seqs)
         if isinstance(command, Acknowledge):
             return len(command.acked) + len(command.others)
+        if isinstance(command, DeliverAcked):
+            acked = command.seqs if command.acked is None else command.acked
+            return len(command.seqs) + len(acked)
         return _COMMAND_WEIGHT
 
     @property

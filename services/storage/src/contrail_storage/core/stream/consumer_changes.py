@@ -124,12 +124,14 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
     settled = consumer.change(command, step)
     if consumer.pending.has_dropped:
         state.dropping.add(consumer.consumer_id)
-    if isinstance(command, cmd.Deliver):
+    if isinstance(command, (cmd.Deliver, cmd.DeliverAcked)):
         # In the same entry, so that no reader sees a pending message that is not in the stream.
         forget_gone(state, step, consumer, command.seqs)
     if state.config.retention != "limits":
         interest.settled(state, step, consumer, settled)
-        if isinstance(command, (cmd.Advance, cmd.Acknowledge)):
+        if isinstance(command, cmd.DeliverAcked):
+            from_seq = max(from_seq, command.position)  # what deliveries pass is not wanted
+        if isinstance(command, (cmd.Advance, cmd.Acknowledge, cmd.DeliverAcked)):
             interest.passed(state, from_seq, consumer, step.writes)
     return Done()
 
@@ -140,6 +142,8 @@ def forget_gone(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: 
     A delivery is recorded after it was sent. A message that was removed in between must leave
     pending here: its removal is over, so no later command would do it.
     """
+    if not consumer.pending:
+        return
     if len(seqs) > _ONE_BY_ONE:
         if state.are_all_live(min(seqs), max(seqs)):
             return

@@ -45,6 +45,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     cmd.Deliver: consumer_changes.change,
     cmd.Advance: consumer_changes.change,
     cmd.Acknowledge: consumer_changes.change,
+    cmd.DeliverAcked: consumer_changes.change,
     cmd.Exhaust: consumer_changes.change,
     cmd.EnforceInterest: interest.enforce_interest,
     cmd.NameKeys: key_names.name,
