@@ -1,21 +1,29 @@
 """Acknowledgements that come before their deliveries are recorded: one command for both."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_link.contract.consume import AckItem
 from contrail_storage.consumers import dispatcher
+from contrail_storage.consumers.consumer import Consumer
 from contrail_storage.core import commands as cmd
+from contrail_storage.streams.stream import Stream
 from tests.unit.storage.dispatcher_rig import (
+    SECOND_NS,
     new_rig,
     refused_with,
     run,
+    run_by_hand,
     seqs_of,
     turns,
     wait_until,
 )
+from tests.unit.storage.machine_rig import SHARD
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,49 @@ def test_deliveries_are_recorded_later_if_the_command_with_their_acks_is_refused
         assert not rig.consumer.pending
         assert rig.dispatcher.in_flight == set()
         assert rig.consumer.delivered.consumer_seq == 4
+
+    run(scene())
+
+
+def test_deliveries_that_are_refused_are_tried_again_whoever_was_refused_last() -> None:
+    async def scene() -> None:
+        rig = new_rig()
+        rig.publish(*["b"] * 3)
+        await rig.pull(1)
+        config = msgspec.structs.replace(rig.consumer.config, max_deliver=5)
+        rig.apply(cmd.PutConsumer(config, 0))
+        rig.dispatcher.reconfigured()
+        rig.refusing = True
+        with refused_with(errors.OVERLOADED):  # from now on, deliveries are recorded first
+            await rig.pull(1)
+        with refused_with(errors.OVERLOADED):
+            await rig.acknowledge(1)
+        rig.refusing = False
+        await rig.let_pass(SECOND_NS // 2)
+        assert list(rig.consumer.pending) == [1]
+
+    run_by_hand(scene())
+
+
+def test_who_stops_waiting_for_a_durable_ack_takes_back_neither_it_nor_deliveries() -> None:
+    async def scene() -> None:
+        rig = new_rig()
+        rig.late = True
+        rig.publish(*["b"] * 6)
+        await rig.pull(2)
+        stream = cast("Stream", None)  # a consumer asks it for nothing here
+        consumer = Consumer(stream, [rig.dispatcher], lambda _: True)
+        item = AckItem(SHARD, 1, 1, [1, 2], "ack")
+        waiting = asyncio.create_task(consumer.acknowledge([item], sync=True))
+        await turns()
+        waiting.cancel()
+        await turns()
+        assert await rig.pull_seqs(4) == [3, 4, 5, 6]
+        rig.commit()
+        await rig.record()
+        rig.commit()
+        assert list(rig.consumer.pending) == [3, 4, 5, 6]
+        assert rig.dispatcher.consumer_seq == rig.consumer.delivered.consumer_seq == 6
 
     run(scene())
 

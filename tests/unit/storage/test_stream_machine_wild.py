@@ -15,13 +15,20 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.entry_codec import decode_entry, encode_entry
 from contrail_storage.core.expected import HashedExpected
 from contrail_storage.core.meta_machine import MetaMachine
-from contrail_storage.core.results import Refused, Result, Writes
-from tests.unit.storage.machine_rig import Message, Rig, append_of, configure, picture
+from contrail_storage.core.results import Done, Refused, Result, Writes
+from tests.unit.storage.machine_rig import (
+    Message,
+    Rig,
+    append_of,
+    configure,
+    consumer_config,
+    picture,
+)
 
 NEAR = st.integers(-2, 12)
 FAR = st.sampled_from([-(2**63), -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
 numbers = NEAR | NEAR | FAR
-numbers_list = st.lists(numbers, max_size=4)
+numbers_list = st.lists(numbers, max_size=4) | st.lists(numbers, max_size=12)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 subjects = st.sampled_from(["a", "b", "a.b", "", ">", "*"]) | texts
 consumer_ids = st.sampled_from([1, 1, 1, 2]) | numbers
@@ -241,6 +248,21 @@ def test_message_with_an_empty_subject_is_refused_also_where_everything_is_captu
         [result] = rig.apply(1, append_of(messages))
         assert isinstance(result, Refused)
     assert list(rig.machine.subjects.live()) == []
+
+
+@pytest.mark.parametrize("ack_policy", ["explicit", "all"])
+def test_sequences_beyond_64_bits_are_applied_and_stored(ack_policy: str) -> None:
+    rig = Rig()
+    rig.apply(0, configure(PLAIN))
+    rig.apply(1, cmd.PutConsumer(consumer_config("red", ack_policy=ack_policy), 1))
+    many = [*range(1, 12), 2**63, 2**64 - 1]
+    for command in (
+        cmd.Deliver(1, 1, many, 1),
+        cmd.DeliverAcked(1, 1, many, 1, [1]),
+        cmd.Acknowledge(1, 1, [2**64 - 1]),
+    ):
+        assert rig.apply(2, command) == [Done()]
+        rig.machine.consumers[1].write_snapshot(Writes())
 
 
 @given(st.lists(entries, max_size=6))

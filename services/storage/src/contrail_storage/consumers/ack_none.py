@@ -133,7 +133,7 @@ class AckNoneDispatcher(Dispatcher):
         if self.closed or not self._unrecorded:
             return None
         consumer = self.consumer
-        future = self.propose(
+        future = self.propose_or_retry(
             Advance(
                 consumer.consumer_id,
                 consumer.epoch,

@@ -233,7 +233,8 @@ class Consumer:
             postponed = any(item.kind in ("nak", "in_progress") for item in taken)
             applied.add_done_callback(partial(dispatcher.acknowledged, postponed=postponed))
             if sync:
-                expect(await applied, Done)
+                # Not cancelled with the caller: it may record deliveries of others too.
+                expect(await asyncio.shield(applied), Done)
         return results
 
     def _token_problem(self, dispatcher: Dispatcher, item: AckItem) -> AckResult | None:

@@ -547,12 +547,8 @@ class Dispatcher:
 
     def flush(self) -> None:
         """Propose joined deliveries now, because later log entries rely on them."""
-        try:
+        with contextlib.suppress(ApiError):  # then another attempt follows
             self._send_joined()
-        except ApiError:
-            # Refused for now. The clients have the messages, so the next command records them.
-            if not self.shard.damaged:
-                self._send_soon(RETRY_S)
 
     def _send_joined(self) -> "asyncio.Future[Result] | None":
         self._end_join_timer()
@@ -576,15 +572,25 @@ class Dispatcher:
         position = min(reached, min(unknown, default=reached))
         delivered = consumer.consumer_id, consumer.epoch, seqs, position
         if acks is None:
-            future = self.propose(Deliver(*delivered))
+            future = self.propose_or_retry(Deliver(*delivered))
         else:
             acked = None if acks.acked == seqs else acks.acked
-            future = self.propose(DeliverAcked(*delivered, acked))
+            future = self.propose_or_retry(DeliverAcked(*delivered, acked))
         self._joined = self._joined[len(seqs) :]
         self._held_back = position < reached
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
+
+    def propose_or_retry(self, command: StreamCommand) -> "asyncio.Future[Result]":
+        """Propose a record of deliveries. If that raises, the next attempt is in a moment."""
+        try:
+            return self.propose(command)
+        except ApiError:
+            # The clients have the messages, so a later command records them.
+            if not self.shard.damaged:
+                self._send_soon(RETRY_S)
+            raise
 
     def acknowledge(self, acks: Acknowledge) -> "asyncio.Future[Result]":
         """Propose acknowledgements, after all deliveries that are not recorded yet.

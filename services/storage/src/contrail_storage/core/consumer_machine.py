@@ -420,7 +420,7 @@ class ConsumerMachine:
             # was lost with its leader, or is yet to come. The ack covers them all the same.
             stream_seq = max(self.delivered.stream_seq, seq)
             self.delivered = replace(self.delivered, stream_seq=stream_seq)
-            self._advance(seq + 1)
+            self._advance(min(seq, INT64_MAX) + 1)
 
     def _settle_all(self, seqs: list[int]) -> list[int]:
         """As :meth:`_settle` for each of ``seqs``, in less time; return those that it settled."""

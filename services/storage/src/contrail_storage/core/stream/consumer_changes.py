@@ -6,6 +6,7 @@ import numpy as np
 
 from contrail_common import config_rules, errors, retention_rules
 from contrail_common.model import Advisory, AdvisoryAction
+from contrail_common.timeunits import INT64_MAX
 from contrail_storage.core import commands as cmd
 from contrail_storage.core.consumer_machine import (
     ConsumerMachine,
@@ -144,7 +145,7 @@ def forget_gone(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: 
     """
     if not consumer.pending:
         return
-    if len(seqs) > _ONE_BY_ONE:
+    if len(seqs) > _ONE_BY_ONE and max(seqs) <= INT64_MAX:
         if state.are_all_live(min(seqs), max(seqs)):
             return
         numbers = np.array(seqs, np.int64)
