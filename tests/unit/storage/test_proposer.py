@@ -95,13 +95,13 @@ class Bench:
         self.group.outstanding_bytes -= len(data)
         entry = decode_entry(data)
         context.resolve([(answer or self.answer)(*each) for each in entry.commands])
-        self.proposer.settled()
+        self.proposer.settled(context)
 
     def lose_one(self) -> None:
         data, context = self.group.in_flight.pop(0)
         self.group.outstanding_bytes -= len(data)
         context.unknown()
-        self.proposer.settled()
+        self.proposer.settled(context)
 
     async def commit_all(self) -> None:
         await turn()
@@ -199,23 +199,6 @@ def test_expected_empty_id_stands_for_a_last_message_without_one() -> None:
         [(_, command)] = bench.decoded[0].commands
         assert isinstance(command, cmd.Append)
         assert command.expected == {0: HashedExpected(last_id=NO_ID)}
-
-    run(scene())
-
-
-def test_while_entries_are_on_their_way_new_requests_wait_and_join() -> None:
-    async def scene() -> None:
-        bench = Bench()
-        for _ in range(2):
-            bench.append(1, messages(1))
-            await turn()
-        for _ in range(5):
-            bench.append(1, messages(1))
-            await turn()
-        assert len(bench.group.entries) == 2
-        bench.commit_one()
-        await turn()
-        assert [len(payloads_of(each.commands[0][1])) for each in bench.decoded] == [1, 1, 5]
 
     run(scene())
 

@@ -180,6 +180,7 @@ def test_slices_of_which_some_are_lost_have_an_unknown_outcome() -> None:
         lost = bench.proposer.command(1, cmd.Exhaust(1, 1, list(range(1, 6_001))))
         await turn()
         bench.commit_one()
+        await turn()
         bench.lose_one()
         await bench.commit_all()
         with refused_with(errors.OUTCOME_UNKNOWN):

@@ -1,12 +1,14 @@
-"""Making and applying entries does not hold the event loop for long."""
+"""How entries follow each other, and that making and applying them takes short steps."""
 
 import itertools
+
+import pytest
 
 from contrail_common.columns.message_batch import MessageBatch
 from contrail_common.model import Numbered, PublishMessage
 from contrail_storage.core import commands as cmd
 from contrail_storage.replica import proposer as proposing
-from tests.unit.storage.test_proposer import MIB, Bench, messages, run, turn
+from tests.unit.storage.test_proposer import MIB, Bench, messages, payloads_of, run, turn
 
 
 def test_entry_has_few_commands_that_take_long_to_apply() -> None:
@@ -59,5 +61,66 @@ def test_many_full_entries_are_made_in_several_turns() -> None:
         assert sum(map(len, bench.group.entries)) > 40 * 64 * 1024
         await bench.commit_all()
         assert [result.seq for result in await appended] == list(range(1, 41))
+
+    run(scene())
+
+
+# Entries that wait for others --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "made"), [(2, [2, 5]), (1, [1, 1, 4])])
+def test_while_entries_are_on_their_way_new_requests_wait_and_join(
+    first: int, made: list[int]
+) -> None:
+    async def scene() -> None:
+        bench = Bench()
+        for count in [first, 1, 1, 1, 1, 1]:
+            bench.append(1, messages(count))
+            await turn()
+        assert len(bench.group.entries) == len(made) - 1
+        bench.commit_one()
+        await turn()
+        assert [len(payloads_of(each.commands[0][1])) for each in bench.decoded] == made
+
+    run(scene())
+
+
+def test_second_entry_follows_at_once_if_it_is_large_and_a_third_if_it_is_full() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        large, full = proposing.SECOND_BYTES_MIN, proposing.ENTRY_BYTES_MAX
+        for size, count in [(1, 1), (large - 1_000, 1), (1_000, 2), (large, 2)]:
+            bench.append(1, [*messages(1, size=size), *messages(1)])
+            await turn()
+            assert len(bench.group.in_flight) == count
+        bench.append(1, [*messages(1, size=full), *messages(1)])
+        await turn()
+        assert len(bench.group.in_flight) > 2
+        await bench.commit_all()
+        assert bench.last_seqs == {1: 10}
+
+    run(scene())
+
+
+@pytest.mark.parametrize("first", ["messages", "records"])
+def test_messages_and_records_of_deliveries_do_not_wait_for_each_other(first: str) -> None:
+    async def scene() -> None:
+        bench = Bench()
+        record = cmd.Deliver(1, 1, [1], 2)
+        for at in range(6):
+            if (at % 2 == 0) == (first == "messages"):
+                bench.append(1, messages(2))
+            else:
+                bench.proposer.command(1, record)
+            await turn()
+        kinds = [cmd.Append, cmd.Deliver] if first == "messages" else [cmd.Deliver, cmd.Append]
+        assert [[type(each) for _, each in one.commands] for one in bench.decoded] == [
+            [kinds[0]], [kinds[1]],
+        ]  # fmt: skip
+        bench.commit_one()
+        await turn()
+        assert len(bench.group.entries) == 3
+        assert len(bench.decoded[2].commands) == 4
+        await bench.commit_all()
 
     run(scene())

@@ -110,7 +110,7 @@ class ApplierRig:
                 future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
                 waiters.append(future)
                 answers[at] = future
-        context = EntryContext(entry, waiters)
+        context = EntryContext(entry, waiters, messages=0)
         self.applier.apply(1, self.index, 1, encode_entry(entry), context)
         return [_answer(one) for one in answers]
 

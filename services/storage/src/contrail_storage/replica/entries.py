@@ -278,11 +278,13 @@ class Unapplied(msgspec.Struct, frozen=True):
 class EntryContext(msgspec.Struct, eq=False):
     """An entry that this node proposed, and the waiter of each of its commands.
 
-    ``entry`` is None if it is to be decoded from the log's bytes, as other members do.
+    ``entry`` is None if it is to be decoded from the log's bytes, as other members do. ``messages``
+    is the number of messages in it.
     """
 
     entry: Entry | None
     waiters: list[Waiter]
+    messages: int
     begun: float = msgspec.field(default_factory=perf_counter)
 
     def resolve(self, results: Sequence[Result | Unapplied]) -> None:
@@ -479,6 +481,7 @@ class EntryBuilder:
         self._commands: list[tuple[int, Command]] = []
         self._parts: list[Part] = []
         self._waiters: list[Waiter] = []
+        self._appended = 0
         # By shard: the append command that later messages may join. It is not in the lists yet.
         self._open: dict[int, _AppendBuilder] = {}
 
@@ -524,13 +527,14 @@ class EntryBuilder:
         self._commands.append((builder.shard_id, command))
         self._parts.append((builder.shard_id, command))
         self._waiters.append(builder.waiting)
+        self._appended += builder.count
 
     def finish(self) -> tuple[EntryContext, list[Part]]:
         """Return the entry with its waiters, and its commands in the form to encode."""
         for builder in self._open.values():
             self._close(builder)
         entry = Entry(self._time_ns, self._commands, self._skipped_ns)
-        return EntryContext(entry, self._waiters), self._parts
+        return EntryContext(entry, self._waiters, self._appended), self._parts
 
 
 def _asks_for_more(content: Content) -> bool:

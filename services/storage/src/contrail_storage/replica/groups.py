@@ -295,7 +295,7 @@ class Groups(Mapping[int, Group]):
         if own is not None:
             if self.failed:
                 own.unknown()
-            self.proposers[number].settled()
+            self.proposers[number].settled(own)
         return self._pace.may_go_on(self._groups[number], used_s)
 
     def _commit_compared(self, number: int, entry: Committed) -> bool:
@@ -327,13 +327,13 @@ class Groups(Mapping[int, Group]):
         for context in contexts:
             if isinstance(context, EntryContext):
                 context.unknown()
-                self.proposers[number].settled()
+                self.proposers[number].settled(context)
 
     def _replaced(self, number: int, contexts: list[object]) -> None:
         for context in contexts:
             if isinstance(context, EntryContext):
                 context.refuse(self.proposers[number].no_leader())
-                self.proposers[number].settled()
+                self.proposers[number].settled(context)
 
     def _role(self, number: int, leads: bool) -> None:
         time = self._times.get(number)

@@ -49,7 +49,8 @@ def entry_of_plain(
         _log.exception("messages_not_encoded")
         return None  # an `EntryBuilder` refuses them
     commands: list[tuple[int, Command]] = [(shard_id, append)]
-    return EntryContext(Entry(time_ns, commands, skipped_ns), [waiting]), [*commands]
+    entry = Entry(time_ns, commands, skipped_ns)
+    return EntryContext(entry, [waiting], len(messages)), [*commands]
 
 
 def _append_of(messages: list[PublishMessage]) -> Append:

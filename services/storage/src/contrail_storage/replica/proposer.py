@@ -52,8 +52,9 @@ QUEUE_BYTES_MAX: Final = 64 << 20
 UNWRITTEN_BYTES_MAX: Final = 32 << 20
 SEQS_MAX: Final = 2_000
 """Sequences of one command at most. Each is a changed row, and all are applied in one step."""
-_ENTRIES_IN_FLIGHT: Final = 2
-"""With one entry in flight, publishes and the records of deliveries and acks delay each other."""
+SECOND_BYTES_MIN: Final = 64 << 10
+"""A second entry under way of so many bytes costs little beside its messages, and keeps the event
+loop and the disk at work at the same time."""
 _ENTRIES_IN_TURN: Final = 4
 """Making a full entry takes one or two milliseconds."""
 _HANDOVER_PAUSE_S: Final = 0.01
@@ -142,11 +143,16 @@ class Proposer:
     _queue_bytes: int = 0
     # Bytes that `hold` counted and that are not queued yet. They count against the queue's limit.
     _held_bytes: int = 0
-    # Entries that were proposed and are neither applied nor lost.
-    _in_flight: int = 0
-    # Whether `close` was called, whether replicas differ; no request is accepted if either is so.
+    # Entries that were proposed and are neither applied nor lost: those without messages, and those
+    # with messages. They do not wait for each other.
+    _in_flight: list[int] = field(default_factory=lambda: [0, 0])
+    # The messages in these entries.
+    _messages: int = 0
+    # Whether `close` was called.
     _closed: bool = False
+    # Whether replicas differ.
     _differs: bool = False
+    # Whether either is so; then no request is accepted.
     _refuses: bool = False
     # Whether `_flush` is already due in this turn of the loop.
     _scheduled: bool = False
@@ -211,7 +217,7 @@ class Proposer:
         if waiting and waiting + size > QUEUE_BYTES_MAX:
             raise overloaded()
         loop = asyncio.get_running_loop()
-        if not self._queue and not self._in_flight:
+        if not self._queue and not any(self._in_flight):
             self._moved_s = loop.time()
         self._queue_bytes += size
         return loop
@@ -256,7 +262,8 @@ class Proposer:
             _log.exception("entry_not_proposed")
             context.unknown()  # the entry may be in the log anyway
         else:
-            self._in_flight += 1
+            self._in_flight[context.messages > 0] += 1
+            self._messages += context.messages
             self._moved_s = asyncio.get_running_loop().time()
 
     def _may_propose(self) -> bool:
@@ -266,12 +273,23 @@ class Proposer:
             return False
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
-        # Otherwise wait: requests that arrive now make the next entry larger, and share its sync.
-        if self._in_flight < _ENTRIES_IN_FLIGHT:
-            return True
-        # A full entry gains nothing by waiting.
-        full = self._queue_bytes >= ENTRY_BYTES_MAX
-        return full and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
+        in_flight = self._in_flight[isinstance(self._queue[0], AppendRequest)]
+        return not in_flight or (
+            self._queue_bytes >= self._least_bytes(in_flight)
+            and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
+        )
+
+    def _least_bytes(self, in_flight: int) -> int:
+        """Bytes for which the next entry waits while ``in_flight`` of its kind are under way.
+
+        An entry costs as much as tens of messages, so it is better to make one for all that arrive
+        until the disk has the last.
+        """
+        if in_flight > 1:
+            return ENTRY_BYTES_MAX
+        # If a message was alone, little is published, and the next one need not take twice as long.
+        alone = isinstance(self._queue[0], AppendRequest) and self._messages == 1
+        return 0 if alone else SECOND_BYTES_MIN
 
     def _look_again(self) -> None:
         if not self._handing_over:
@@ -327,9 +345,10 @@ class Proposer:
             self._queue_bytes -= size
         self._held_bytes += size
 
-    def settled(self) -> None:
-        """Note that an entry is applied or lost, and propose the next one."""
-        self._in_flight -= 1
+    def settled(self, context: EntryContext) -> None:
+        """Note that the entry of ``context`` is applied or lost, and propose the next one."""
+        self._in_flight[context.messages > 0] -= 1
+        self._messages -= context.messages
         self._moved_s = asyncio.get_running_loop().time()
         self.resume()
 
@@ -366,14 +385,14 @@ class Proposer:
     @property
     def problem(self) -> str:
         """Why waiting requests make no progress, in a sentence; empty while they do."""
-        waiting = len(self._queue) + self._in_flight
+        waiting = len(self._queue) + sum(self._in_flight)
         stood_s = asyncio.get_running_loop().time() - self._moved_s
         if not waiting or stood_s < _STUCK_S:
             return ""
         cause = "the log does not confirm writes"
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             cause = "the store cannot keep up with the log"
-        elif not self._in_flight:
+        elif not any(self._in_flight):
             cause = "no entry reaches the log"
         return f"requests have been waiting for {stood_s:.0f} s: {cause}"
 
