@@ -75,7 +75,7 @@ class Story:
 
     def deliver_next(self, count: int, deadline_ns: int) -> None:
         chosen = list(range(self.top + 1, self.top + 1 + 2 * count, 2))
-        wrong = [chosen, chosen[::-1], [chosen[0], chosen[0]], [min(self.plain, default=0)]]
+        wrong = [chosen, chosen[::-1], [chosen[0], chosen[0]], [min(self.plain, default=0)], []]
         for each in wrong[1 + (count == 1) :]:
             assert not self.plain or not self.real.are_above(each)
         assert self.real.are_above(chosen)

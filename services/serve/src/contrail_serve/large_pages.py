@@ -22,8 +22,9 @@ PAGE_BYTES: Final = 2 << 20
 PAUSE_S: Final = 15.0
 """Between two looks for memory that was filled meanwhile."""
 STEP_S: Final = 0.02
+"""CPU time that merging takes at once, about."""
 AGAIN_S: Final = 1.0
-"""Merging takes about so much CPU time at once, and goes on after such a pause: 2 % of a core."""
+"""The pause after that. So merging takes 2 % of a core."""
 _COLLAPSE: Final = 25
 """MADV_COLLAPSE of madvise(2). It changes nothing that a program can see but speed."""
 _FULL: Final = 15, 16

@@ -571,11 +571,10 @@ class Dispatcher:
         reached = min(self.position, self._top_seq + 1)
         position = min(reached, min(unknown, default=reached))
         delivered = consumer.consumer_id, consumer.epoch, seqs, position
-        if acks is None:
-            future = self.propose_or_retry(Deliver(*delivered))
-        else:
-            acked = None if acks.acked == seqs else acks.acked
-            future = self.propose_or_retry(DeliverAcked(*delivered, acked))
+        command: StreamCommand = Deliver(*delivered)
+        if acks is not None:
+            command = DeliverAcked(*delivered, None if acks.acked == seqs else acks.acked)
+        future = self.propose_or_retry(command)
         self._joined = self._joined[len(seqs) :]
         self._held_back = position < reached
         self.track(future)

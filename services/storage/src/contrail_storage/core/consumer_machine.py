@@ -254,11 +254,12 @@ class ConsumerMachine:
         return settled
 
     def _are_first(self, seqs: list[int]) -> bool:
-        """Whether ``seqs`` (at least one) are first deliveries, and all of them need acks."""
+        """Whether there are ``seqs``, and they are first deliveries that need acks."""
         # The position is behind while earlier deliveries are on their way to the log, and the
         # acknowledgements of those are ahead of it then.
         return (
-            seqs[0] >= self.next_seq
+            bool(seqs)
+            and seqs[0] >= self.next_seq
             and (seqs[0] > self.acked_top or self.acked_ahead.isdisjoint(seqs))
             and self.config.ack_policy != "none"
             and self.pending.are_above(seqs)
@@ -273,8 +274,7 @@ class ConsumerMachine:
 
     def _deliver_acked(self, both: DeliverAcked, step: Step) -> list[int]:
         seqs, acked = both.seqs, both.acked
-        explicit = self.config.ack_policy == "explicit"
-        if seqs and acked is None and explicit and self._are_first(seqs):
+        if acked is None and self.config.ack_policy == "explicit" and self._are_first(seqs):
             self._number(seqs, step)  # and nothing becomes pending
             self._advance(both.position)
             self._note_ahead([seq for seq in seqs if seq >= self.next_seq])

@@ -493,8 +493,8 @@ class PendingDeliveries(Mapping[int, Pending]):
         self._low_ns = min(self._low_ns, item.deadline_ns)
 
     def are_above(self, seqs: list[int]) -> bool:
-        """Whether ``seqs`` (at least one) ascend, above everything that was added."""
-        above = not self._chunks or seqs[0] > self._chunks[-1].top
+        """Whether there are ``seqs``, and they ascend above everything that was added."""
+        above = bool(seqs) and (not self._chunks or seqs[0] > self._chunks[-1].top)
         return above and all(map(lt, seqs, islice(seqs, 1, None)))
 
     def add_first(self, seqs: list[int], consumer_seq: int, deadline_ns: int) -> None:

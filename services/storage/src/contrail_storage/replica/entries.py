@@ -481,6 +481,7 @@ class EntryBuilder:
         self._commands: list[tuple[int, Command]] = []
         self._parts: list[Part] = []
         self._waiters: list[Waiter] = []
+        # Messages in the commands of these lists.
         self._appended = 0
         # By shard: the append command that later messages may join. It is not in the lists yet.
         self._open: dict[int, _AppendBuilder] = {}

@@ -144,7 +144,7 @@ class Proposer:
     # Bytes that `hold` counted and that are not queued yet. They count against the queue's limit.
     _held_bytes: int = 0
     # Entries that were proposed and are neither applied nor lost: those without messages, and those
-    # with messages. They do not wait for each other.
+    # with messages. Neither kind waits for the other.
     _in_flight: list[int] = field(default_factory=lambda: [0, 0])
     # The messages in these entries.
     _messages: int = 0
@@ -273,23 +273,22 @@ class Proposer:
             return False
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
-        in_flight = self._in_flight[isinstance(self._queue[0], AppendRequest)]
-        return not in_flight or (
-            self._queue_bytes >= self._least_bytes(in_flight)
+        is_append = isinstance(self._queue[0], AppendRequest)
+        return not self._in_flight[is_append] or (
+            self._queue_bytes >= self._least_bytes(is_append=is_append)
             and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
         )
 
-    def _least_bytes(self, in_flight: int) -> int:
-        """Bytes for which the next entry waits while ``in_flight`` of its kind are under way.
+    def _least_bytes(self, *, is_append: bool) -> int:
+        """Bytes for which the next entry waits while others of its kind are under way.
 
-        An entry costs as much as tens of messages, so it is better to make one for all that arrive
-        until the disk has the last.
+        An entry costs as much as tens of messages, so it is better to make one of all that arrive
+        until the last one is applied.
         """
-        if in_flight > 1:
+        if self._in_flight[is_append] > 1:
             return ENTRY_BYTES_MAX
         # If a message was alone, little is published, and the next one need not take twice as long.
-        alone = isinstance(self._queue[0], AppendRequest) and self._messages == 1
-        return 0 if alone else SECOND_BYTES_MIN
+        return 0 if is_append and self._messages == 1 else SECOND_BYTES_MIN
 
     def _look_again(self) -> None:
         if not self._handing_over:

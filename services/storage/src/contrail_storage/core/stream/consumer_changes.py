@@ -131,7 +131,7 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
     if state.config.retention != "limits":
         interest.settled(state, step, consumer, settled)
         if isinstance(command, cmd.DeliverAcked):
-            from_seq = max(from_seq, command.position)  # what deliveries pass is not wanted
+            from_seq = max(from_seq, command.position)  # where an ack after `Deliver` begins
         if isinstance(command, (cmd.Advance, cmd.Acknowledge, cmd.DeliverAcked)):
             interest.passed(state, from_seq, consumer, step.writes)
     return Done()
@@ -145,8 +145,8 @@ def forget_gone(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: 
     """
     if not consumer.pending:
         return
-    if len(seqs) > _ONE_BY_ONE and max(seqs) <= INT64_MAX:
-        if state.are_all_live(min(seqs), max(seqs)):
+    if len(seqs) > _ONE_BY_ONE and (last_seq := max(seqs)) <= INT64_MAX:
+        if state.are_all_live(min(seqs), last_seq):
             return
         numbers = np.array(seqs, np.int64)
         seqs = numbers[~state.are_live(numbers)].tolist()
