@@ -1,18 +1,25 @@
-"""HTTP without a service: uvicorn and an application that answers at once.
+"""HTTP without a service: uvicorn and an application that answers at once, or after a sync.
 
-``python -m tests.bench.bare_http`` serves on a free port and prints it. Its rate is the upper limit
-for every service on the same HTTP server and event loop.
+``python -m tests.bench.bare_http [FOLDER]`` serves on a free port and prints it. Its rate is the
+upper limit for every service on the same HTTP server and event loop. With a folder, a thread
+writes 4 KiB into a file there and syncs it before each answer, as every service must that confirms
+only what is on the disk. The file has its full size already, which makes syncs cheaper.
 """
 
 import asyncio
 import contextlib
+import itertools
+import os
 import socket
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.bench.figures import Bench, BenchError, Measured, Run
 from tests.bench.http_scripts import Singles
@@ -27,6 +34,8 @@ _HEADERS: Final = [
     (b"content-length", b"%d" % len(_BODY)),
 ]
 _WARM_S: Final = 0.5
+_BLOCK: Final = bytes(4_096)
+_BLOCKS: Final = 4_096
 
 
 async def _answer(_: Scope, receive: Receive, send: Send) -> None:
@@ -36,15 +45,37 @@ async def _answer(_: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": _BODY})
 
 
+def _answer_after_sync(file: int) -> ASGIApp:
+    """The application that answers when a thread has written to ``file`` and synced it."""
+    places = itertools.cycle(range(0, len(_BLOCK) * _BLOCKS, len(_BLOCK)))
+    thread = ThreadPoolExecutor(1)
+
+    def store() -> None:
+        os.pwrite(file, _BLOCK, next(places))
+        os.fdatasync(file)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.get_running_loop().run_in_executor(thread, store)
+        await _answer(scope, receive, send)
+
+    return answer
+
+
 @dataclass(frozen=True, slots=True)
 class BareRequests:
-    """Requests a second, like those of single publishes, answered without storing anything."""
+    """Requests a second, like those of single publishes, answered without a service.
+
+    With ``synced``, 4 KiB are written to a file and synced before each answer.
+    """
 
     connections: int
+    synced: bool = False
 
     def __call__(self, bench: Bench) -> Measured:
         """Requests a second."""
         command = [sys.executable, "-m", "tests.bench.bare_http"]
+        if self.synced:
+            command.append(str(bench.folder))
         with running(command, bench.folder / "bare_http.log") as process:
             line = ready_line(process)
             if not line:
@@ -65,10 +96,17 @@ class BareRequests:
 
 def main() -> None:
     """Serve until the process is ended."""
-    with socket.create_server((HOST, 0)) as listener:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    with socket.create_server((HOST, 0)) as listener, contextlib.ExitStack() as stack:
+        app: ASGIApp = _answer
+        if folder is not None:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+            file.write(_BLOCK * _BLOCKS)
+            os.fsync(file.fileno())
+            app = _answer_after_sync(file.fileno())
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(
-            _answer, loop="uvloop", lifespan="off", ws="none", access_log=False, log_level="error"
+            app, loop="uvloop", lifespan="off", ws="none", access_log=False, log_level="error"
         )
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
             uvicorn.Server(config).run([listener])

@@ -5,7 +5,6 @@ from functools import partial
 from typing import Final
 
 from tests.bench import (
-    bare_http,
     cases_cluster,
     cases_lookup,
     cases_publish,
@@ -15,13 +14,10 @@ from tests.bench import (
     cases_spark,
     cases_split,
     cases_start,
-    limits,
-    peer_nats,
-    peer_nats_lookup,
-    peer_redis,
 )
 from tests.bench.figures import Beside, Case
 from tests.bench.http_scripts import COLUMNS, JSON, NDJSON, PAYLOAD_BYTES
+from tests.bench.references import LIMITS, PEERS
 
 _KIB: Final = 1 << 10
 _BATCH: Final = 1_000
@@ -32,69 +28,6 @@ _DISK_256K: Final = Beside(
     "disk-256k",
     256 * _KIB / PAYLOAD_BYTES,
     "the disk: payload alone, synced every 256 KiB",
-)
-
-_LIMITS: Final = (
-    Case("disk-4k", "disk: append 4 KiB + fdatasync", "/s", limits.synced_appends(4 * _KIB)),
-    Case("disk-64k", "disk: append 64 KiB + fdatasync", "/s", limits.synced_appends(64 * _KIB)),
-    Case("disk-256k", "disk: append 256 KiB + fdatasync", "/s", limits.synced_appends(256 * _KIB)),
-    Case(
-        "disk-all",
-        "disk: write the payloads of all messages and sync once",
-        "s",
-        limits.write_all,
-        smaller_is_better=True,
-    ),
-    Case("round-trips", "loopback: 128 B there and back", "/s", limits.loopback_round_trips),
-    Case("stream", "loopback: one way", "B/s", limits.loopback_stream),
-    Case(
-        "http-64",
-        "HTTP without a service, 64 connections (uvicorn answering at once)",
-        "/s",
-        bare_http.BareRequests(_MANY),
-    ),
-    Case(
-        "http-1",
-        "HTTP without a service, 1 connection (uvicorn answering at once)",
-        "/s",
-        bare_http.BareRequests(1),
-    ),
-    Case(
-        "imports",
-        "start Python and import the service",
-        "s",
-        cases_start.interpreter_and_imports,
-        smaller_is_better=True,
-    ),
-)
-
-_PEERS: Final = (
-    Case("redis-1", "Redis: XADD, 1 connection", "msg/s", peer_redis.Publish(1, 1)),
-    Case("redis-64", "Redis: XADD, 64 connections", "msg/s", peer_redis.Publish(1, _MANY)),
-    Case(
-        "redis-1000",
-        "Redis: XADD pipelined by 1,000, 4 connections",
-        "msg/s",
-        peer_redis.Publish(_BATCH, cases_publish.BATCH_CONNECTIONS),
-    ),
-    Case("redis-replay", "Redis: XRANGE by 1,000", "msg/s", peer_redis.replay),
-    Case("redis-pull", "Redis: XREADGROUP 100 + XACK", "msg/s", peer_redis.pull),
-    Case("nats-1", "NATS: publish, 1 connection", "msg/s", peer_nats.Publish(1, 1)),
-    Case("nats-64", "NATS: publish, 64 connections", "msg/s", peer_nats.Publish(1, _MANY)),
-    Case(
-        "nats-1000",
-        "NATS: publish, 1,000 outstanding on each of 4 connections",
-        "msg/s",
-        peer_nats.Publish(_BATCH, cases_publish.BATCH_CONNECTIONS),
-    ),
-    Case("nats-replay", "NATS: push consumer from the start", "msg/s", peer_nats.replay),
-    Case("nats-pull", "NATS: pull 100 + acks", "msg/s", peer_nats.pull),
-    Case(
-        "nats-last-get",
-        "NATS: direct get of the last message of a subject, 64 connections",
-        "/s",
-        peer_nats_lookup.LastGet(_MANY),
-    ),
 )
 
 _PUBLISHING: Final = (
@@ -201,6 +134,7 @@ _PUBLISHING: Final = (
             Beside("disk-4k", 1, "the disk: a sync of 4 KiB for each message"),
             Beside("round-trips", 1, "loopback round trips"),
             Beside("http-1", 1, "HTTP without a service", in_turns=True),
+            Beside("http-synced-1", 1, "HTTP and a synced write", in_turns=True),
             Beside("redis-1", 1, "Redis, 1 connection"),
             Beside("nats-1", 1, "NATS, 1 connection"),
         ),
@@ -581,7 +515,7 @@ PROFILED: Final = {
 
 ONE_NODE: Final = {
     case.name: case
-    for case in (*_LIMITS, *_PEERS, *_PUBLISHING, *_READING, *_SOCKETS, *_SPLIT, *_LIVING)
+    for case in (*LIMITS, *PEERS, *_PUBLISHING, *_READING, *_SOCKETS, *_SPLIT, *_LIVING)
 }
 CLUSTER: Final = {case.name: case for case in _CLUSTER}
 CASES: Final = ONE_NODE | CLUSTER
