@@ -162,3 +162,21 @@ def test_deliveries_and_their_acks_are_lost_together() -> None:
         assert [seqs_of((await rig.pull(2)).deliveries) for _ in range(2)] == [[1, 2], [3, 4]]
 
     run(scene())
+
+
+def test_pull_that_does_not_wait_for_messages_waits_for_acks_that_make_room() -> None:
+    async def scene() -> None:
+        rig = new_rig(max_ack_pending=2)
+        rig.publish(*["b"] * 4)
+        assert await rig.pull_seqs(2, no_wait=True) == [1, 2]
+        await rig.record()
+        assert await rig.pull_seqs(2, no_wait=True) == []
+        rig.late = True
+        await rig.acknowledge(1, 2)
+        pull = asyncio.create_task(rig.pull_seqs(2, no_wait=True))
+        await turns()
+        assert not pull.done()
+        rig.commit()
+        assert await pull == [3, 4]
+
+    run(scene())

@@ -452,6 +452,17 @@ def test_everything_is_delivered_once_and_numbered_without_a_gap_while_nothing_f
     a_stream(),
     a_consumer(max_deliver=2),
 )
+@example(  # the same, and the next pull begins between them
+    [
+        ("publish", ["b", "b", "a.y", "a.x", "b", "b", "a.y"]),
+        ("late", 2),
+        *[("pull", (4, 4)), ("pull", (3, 6))],
+        ("lead again", 3),
+        ("commit", 1),
+    ],
+    a_stream(),
+    a_consumer(filter_subjects=("a.*",), max_deliver=MANY_ATTEMPTS),
+)
 @example(  # settled although no delivery of it was recorded
     [("publish", ["b"]), ("pull", (1, 3)), ("new leader", 0), ("term", 0)],
     a_stream(),

@@ -37,6 +37,7 @@ from contrail_storage.consumers.pull_batch import (
 )
 from contrail_storage.core.commands import (
     Acknowledge,
+    Advance,
     Deliver,
     DeliverAcked,
     Exhaust,
@@ -116,6 +117,9 @@ class Dispatcher:
     _held_back: bool = False
     # The highest sequence that was delivered or is in flight.
     _top_seq: int = 0
+    # Where selecting began when the filters last changed. If the machine's position is before it,
+    # it has still to pass messages that only other filters skipped.
+    _refiltered_seq: int = 0
     # Due when `_joined` must be proposed; None while nothing is joined.
     _join_timer: asyncio.TimerHandle | None = None
     # Due at the earliest deadline, stale or not; None while there is none.
@@ -184,6 +188,7 @@ class Dispatcher:
             self._count.invalidate()
             after_last = max(self._top_seq, self.consumer.delivered.stream_seq) + 1
             self.position = min(self.position, after_last)
+            self._refiltered_seq = after_last
 
     def new_term(self) -> None:
         """Begin a term as leader: commands that seemed lost may have been applied."""
@@ -565,12 +570,19 @@ class Dispatcher:
     def _send(self, seqs: list[int], acks: Acknowledge | None = None) -> "asyncio.Future[Result]":
         """Propose ``seqs``, which are the first of the joined deliveries, and then ``acks``."""
         consumer = self.consumer
+        who = consumer.consumer_id, consumer.epoch
+        passes_others = self._passes_others()
         # The machine's position must stay before messages that it does not know yet. Otherwise
         # they would be skipped if their command is lost and this one is not.
-        unknown = self._fresh(self.in_flight.difference(seqs))
+        unknown = self._fresh(self.in_flight.difference(() if passes_others else seqs))
         reached = min(self.position, self._top_seq + 1)
         position = min(reached, min(unknown, default=reached))
-        delivered = consumer.consumer_id, consumer.epoch, seqs, position
+        if passes_others:
+            # Unlike the record of deliveries, this command has the stream check what it passes.
+            advanced = self.propose_or_retry(Advance(*who, 0, 0, position))
+            self.track(advanced)
+            advanced.add_done_callback(has_failed)  # the next record moves the position again
+        delivered = *who, seqs, position
         command: StreamCommand = Deliver(*delivered)
         if acks is not None:
             command = DeliverAcked(*delivered, None if acks.acked == seqs else acks.acked)
@@ -580,6 +592,18 @@ class Dispatcher:
         self.track(future)
         future.add_done_callback(lambda done: self._recorded(seqs, done))
         return future
+
+    def _passes_others(self) -> bool:
+        """Whether the position has to pass messages that only other filters skipped.
+
+        By the filters of now, the consumer needs them until then. With ``interest`` retention,
+        nobody else may do so.
+        """
+        consumer = self.consumer
+        return self.shard.machine.config.retention == "interest" and (
+            self._filters != consumer.config.filter_subjects
+            or consumer.next_seq < self._refiltered_seq
+        )
 
     def propose_or_retry(self, command: StreamCommand) -> "asyncio.Future[Result]":
         """Propose a record of deliveries. If that raises, the next attempt is in a moment."""
@@ -615,6 +639,11 @@ class Dispatcher:
             and self.consumer.config.ack_policy == "explicit"
             and count <= SEQS_MAX
         )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no change of the consumer is on its way."""
+        return not self._proposed
 
     def track(self, proposed: "asyncio.Future[Result]") -> None:
         """Note that a change of the consumer is proposed."""
@@ -734,7 +763,7 @@ class Dispatcher:
         out = 0
         if low <= consumer.acked_top:
             out = count_live(machine, low, consumer.acked_ahead)
-        if low > self._top_seq:
+        if low > max(self._top_seq, consumer.delivered.stream_seq):
             return out
         # A pending message is live.
         fresh = self._fresh(self.in_flight) - consumer.acked_ahead
@@ -758,8 +787,9 @@ async def serve(
     # First come, first served: a new pull queues after those that wait.
     queue_first = bool(dispatchers[0].waiters)
     waiter: asyncio.Event | None = None
+    tried = partial(_tried_twice, dispatchers, attempt) if request.no_wait else attempt
     try:
-        while queue_first or not await attempt():
+        while queue_first or not await tried():
             left_s = deadline_s - loop.time()
             if request.no_wait or left_s <= 0:
                 return
@@ -781,6 +811,22 @@ async def serve(
             one.touch()
             if not one.closed:
                 one.wake()
+
+
+async def _tried_twice(
+    dispatchers: Sequence[Dispatcher], attempt: Callable[[], Awaitable[bool]]
+) -> bool:
+    """Call ``attempt``, and again once all acknowledgements before it are applied.
+
+    They may allow more deliveries, also if they came with this pull.
+    """
+    found = await attempt()
+    if found or all(one.is_settled for one in dispatchers):
+        return found
+    await asyncio.gather(*(one.settle() for one in dispatchers))
+    for one in dispatchers:
+        one.check_open()
+    return await attempt()
 
 
 def _queue_up(dispatchers: Sequence[Dispatcher]) -> asyncio.Event:
