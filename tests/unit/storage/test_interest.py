@@ -1,5 +1,6 @@
 """What interest leaves for later, and bounds; the model of the machine has the rest."""
 
+import msgspec
 import pytest
 
 from contrail_common import errors
@@ -8,6 +9,7 @@ from contrail_storage.core import commands as cmd
 from contrail_storage.core.expected import ProvenExpected
 from contrail_storage.core.results import Done, Refused, Removed
 from contrail_storage.core.stream.removal import interest
+from tests.unit.storage.dispatcher_rig import SECOND_NS, DispatcherRig, run_by_hand
 from tests.unit.storage.machine_rig import (
     Message,
     Rig,
@@ -149,3 +151,38 @@ def test_what_a_consumer_without_acks_passed_under_limits_is_looked_at() -> None
     # This was proposed before the stream was changed.
     assert rig.apply(3, cmd.Advance(RED, 1, 3, 3, 4)) == [Done()]
     assert rig.apply(3, cmd.EnforceInterest(100)) == [Removed(3)]
+
+
+def test_what_was_delivered_ahead_without_acks_is_removed_when_the_position_passes_it() -> None:
+    rig = Rig()
+    rig.apply(1, configure(CONFIG))
+    rig.apply(1, cmd.PutConsumer(consumer_config("red", ack_policy="none"), 1))
+    rig.apply(1, cmd.PutConsumer(consumer_config("blue"), 1))
+    rig.apply(1, append_of([Message("a.1", b"x")] * 3))
+    rig.apply(1, cmd.Deliver(RED, 1, [1], 2))
+    rig.apply(1, cmd.Deliver(RED, 1, [2], 1))  # while the first was on its way
+    rig.apply(1, cmd.Deliver(BLUE, 1, [1, 2, 3], 4))
+    rig.apply(1, cmd.Acknowledge(BLUE, 1, [1, 2, 3]))
+    rig.apply(1, cmd.Deliver(RED, 1, [3], 4))
+    rig.apply(1, cmd.EnforceInterest(9))
+    assert rig.machine.counters.messages == 0
+
+
+def test_what_only_other_filters_skipped_is_removed_when_the_position_passes_it() -> None:
+    async def scene() -> None:
+        config = msgspec.structs.replace(CONFIG, subjects=("a.*", "b"))
+        rig = DispatcherRig(config, {"filter_subjects": ("b",)})
+        rig.apply(cmd.PutConsumer(consumer_config("blue", filter_subjects=("a.*",)), 1))
+        rig.publish("b", "a.1", "b")
+        rig.apply(cmd.Deliver(BLUE, 1, [2], 3))
+        assert await rig.pull_seqs(9) == [1, 3]  # and their record follows
+        rig.apply(cmd.PutConsumer(consumer_config("red", filter_subjects=("a.*", "b")), 0))
+        rig.apply(cmd.EnforceInterest(9))
+        rig.apply(cmd.Acknowledge(BLUE, 1, [2]))
+        await rig.record()
+        await rig.acknowledge(1, 3)
+        await rig.let_pass(SECOND_NS)
+        rig.apply(cmd.EnforceInterest(9))
+        assert rig.machine.counters.messages == 0
+
+    run_by_hand(scene())

@@ -121,7 +121,7 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
     # An ack token from before accepted data loss: its sequence may be another message now.
     if consumer.epoch != command.epoch:
         return Refused(errors.TOKEN_STALE.code)
-    from_seq = consumer.next_seq
+    from_seq, last_seq = consumer.next_seq, consumer.delivered.stream_seq
     settled = consumer.change(command, step)
     if consumer.pending.has_dropped:
         state.dropping.add(consumer.consumer_id)
@@ -133,6 +133,9 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
         if isinstance(command, cmd.DeliverAcked):
             from_seq = max(from_seq, command.position)  # where an ack after `Deliver` begins
         if isinstance(command, (cmd.Advance, cmd.Acknowledge, cmd.DeliverAcked)):
+            interest.passed(state, from_seq, consumer, step.writes)
+        elif consumer.config.ack_policy == "none" and from_seq <= last_seq:
+            # Delivered while the position was held back, and so not settled for the consumer then.
             interest.passed(state, from_seq, consumer, step.writes)
     return Done()
 
