@@ -59,6 +59,7 @@ class RaftGroup:
     ended_by = ""
     """Why this member ceased to lead last: `newer_term`, `no_quorum`, `resigned` or `unfit`."""
     _resigning = False  # True inside `resign`
+    _kept = False  # while the owner wants the applied index to stay: see `keep_applied`
 
     def __init__(  # noqa: PLR0913
         self,
@@ -320,6 +321,11 @@ class RaftGroup:
             self._paused = False
             self._settle()
 
+    def keep_applied(self, kept: bool) -> None:
+        """Hand out nothing while ``kept``, so that the applied index stays as it is."""
+        self._kept = kept
+        self._settle()
+
     def link_changed(self, peer: str, connected: bool) -> None:
         """Note whether messages can be sent to a peer."""
         self._core.link_changed(peer, connected)
@@ -397,9 +403,9 @@ class RaftGroup:
         """Whether this member leads, and `peer` is whole, answers, wants to, and lacks little."""
         return self.is_leader and self._core.lags_little(peer, NEAR_BYTES)
 
-    def decline(self) -> None:
-        """Tell leaders not to hand over to this member any more, because it is about to stop."""
-        self._core.willingness.leaving = True
+    def decline(self, declines: bool = True) -> None:
+        """Tell leaders not to hand over to this member: it is about to stop, or has no store."""
+        self._core.willingness.unfit = declines
 
     def install(self, index: int, term: int) -> bool:
         """Go on after a snapshot, whose state the store has durably up to `index`.
@@ -493,7 +499,7 @@ class RaftGroup:
     def _hand_out(self) -> None:
         """Hand out committed entries, until the owner wants a pause."""
         core, journal, self._put_off = self._core, self._journal, 0
-        while not (self._paused or self._held):
+        while not (self._paused or self._held or self._kept):
             # In pieces, because entries leave the memory after each.
             applied = self._applied_index
             piece = journal.slice(applied + 1, min(core.commit_index() - applied, _PIECE))
@@ -503,7 +509,7 @@ class RaftGroup:
                 more = self._on_commit(CommittedEntry(index, term, data, context))
                 if self._stopped or not more:
                     self._paused = True
-                if self._paused or self._held:
+                if self._paused or self._held or self._kept:
                     break
             journal.trim_to_size(self._applied_index, self._tail_bytes)
             if self._applied_index >= core.commit_index():
@@ -588,10 +594,7 @@ class RaftGroup:
         self._lose([at for at, one in self._proposals.items() if at > known and one.term != term])
 
     def _lose(self, indexes: list[int]) -> None:
-        contexts = []
-        for index in indexes:
-            proposal = self._proposals.pop(index)
-            self._outstanding_bytes -= proposal.size
-            contexts.append(proposal.context)
-        if contexts:
-            self._on_lost(contexts)
+        lost = [self._proposals.pop(index) for index in indexes]
+        self._outstanding_bytes -= sum(one.size for one in lost)
+        if lost:
+            self._on_lost([one.context for one in lost])

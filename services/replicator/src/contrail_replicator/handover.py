@@ -29,7 +29,7 @@ class Handover:
 
 
 class Willingness:
-    """Whether a member wants to lead: not while its disk is slow, and not before it stops."""
+    """Whether a member wants to lead: not while its disk is slow or its owner declines."""
 
     def __init__(
         self, journal: GroupJournal, clock: Callable[[], float], slow_disk_s: float
@@ -41,14 +41,14 @@ class Willingness:
         self._awaited, self._awaited_since = 0, clock()
         # Until when it counts as slow.
         self._slow_until = float("-inf")
-        self.leaving = False
-        """Whether the member is about to stop."""
+        self.unfit = False
+        """Whether the member is about to stop, or cannot serve for another reason."""
 
     @property
     def declines(self) -> bool:
         """Whether other leaders should not hand over to this member."""
         now = self._clock()
-        return self.leaving or self._disk_is_slow(now) or now < self._slow_until
+        return self.unfit or self._disk_is_slow(now) or now < self._slow_until
 
     def must_hand_over(self) -> bool:
         """Whether a leader should hand over now, because its disk is slow."""

@@ -116,6 +116,7 @@ class Healing:
         """Let the groups lead again, once log and store work."""
         if not (self.log_failure or (self.store_failure and self._replayed)):
             for group in self._node.groups.values():
+                group.decline(self._node.leadership.leaving)
                 group.handle_log_recovered()
 
     # The store -----------------------------------------------------------------------------------
@@ -149,6 +150,7 @@ class Healing:
 
     def _give_up_store(self) -> None:
         for group in self._node.logged_groups.values():
+            group.decline()
             group.resign()
         self._node.applier.flush()
         if not self.closed:
@@ -203,7 +205,21 @@ class Healing:
             await whole(self._begin_log)
         # A job that is on its way must not reach the new store: the log has it already.
         await self._until_lost()
-        applied = node.applied()
+        groups = list(node.logged_groups.values())
+        try:
+            # Other nodes go on to send entries. Applied while the store is opened, they would be
+            # missing in the state that is rebuilt.
+            for group in groups:
+                group.keep_applied(True)
+            await self._open_at(node.applied())
+            # Only when the new state is in place: no job of the old one may reach the new store.
+            node.writer.go_on()
+        finally:
+            for group in groups:
+                group.keep_applied(False)
+
+    async def _open_at(self, applied: Mapping[int, int]) -> None:
+        node = self._node
         # RocksDB's lock allows one open store, so the failed one must be closed first.
         await whole(node.raw_store.suspend)
         try:
@@ -214,8 +230,6 @@ class Healing:
             with suppress(OSError, StoreError):  # if this fails too, nothing can be read for now
                 self._take_over(await self._rebuild(applied, writable=False))
             raise error
-        # Only when the new state is in place: a job of the old one must not reach the new store.
-        node.writer.go_on()
 
     def _check_writable(self) -> None:
         """Raise OSError when the store could not be written completely anyway. Blocks."""

@@ -102,8 +102,11 @@ class MemoryGroup:
         """Return False: there is no other member."""
         return False
 
-    def decline(self) -> None:
+    def decline(self, declines: bool = True) -> None:
         """Do nothing: there is no other member."""
+
+    def keep_applied(self, kept: bool) -> None:
+        """Do nothing: the store of this group's entries is never opened again."""
 
     @property
     def lagging(self) -> list[str]:

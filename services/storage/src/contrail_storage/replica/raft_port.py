@@ -172,8 +172,8 @@ class Group(Protocol):
         """Whether this node leads, and a member could lead at once instead."""
         ...
 
-    def decline(self) -> None:
-        """Let no leader hand over to this node any more."""
+    def decline(self, declines: bool = True) -> None:
+        """Let no leader hand over to this node while it ``declines``."""
         ...
 
     def read_index(self, done: Callable[[bool], None]) -> None:
@@ -205,6 +205,10 @@ class Group(Protocol):
 
     def resume(self) -> None:
         """Pass on entries again, after the owner has refused the next one."""
+        ...
+
+    def keep_applied(self, kept: bool) -> None:
+        """Pass on nothing while ``kept``, so that the applied index stays as it is."""
         ...
 
     def resign(self) -> None:
