@@ -408,6 +408,21 @@ def test_ack_policy_all_takes_everything_below(talk: Talk, stream: Stream) -> No
     assert talk.refused("ack", sid="s", seqs=[3])["name"] == "not_sent_here"
 
 
+@pytest.mark.parametrize(("kind", "fields"), [("nak", {"delay": "1h"}), ("term", {})])
+def test_ack_policy_all_leaves_what_is_below_a_nak_or_term_to_be_acknowledged(
+    talk: Talk, stream: Stream, kind: str, fields: dict[str, str]
+) -> None:
+    stream.fill(5)
+    stream.consumer(ack_policy="all")
+    talk.done("sub", sid="s", stream=stream.name, consumer="c", credit=WHOLE)
+    talk.messages(5)
+    talk.done(kind, sid="s", seqs=[5], **fields)
+    assert info(stream)["ack_floor"]["stream_seq"] == 0
+    talk.done("ack", sid="s", seqs=[3])
+    assert info(stream)["ack_floor"]["stream_seq"] == 3
+    talk.done("ack", sid="s", seqs=[4])
+
+
 def test_reset_consumer_continues_with_what_it_delivers_again(talk: Talk, stream: Stream) -> None:
     stream.fill(2)
     path = stream.consumer()

@@ -13,7 +13,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import columns_of
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
+from contrail_common.model import AckKind, ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.frames import Ack, AddCredit, Connect, CreditGiven, Nak, Ping, Sub
@@ -186,6 +186,18 @@ def test_ack_of_all_settles_what_is_held_back_below_it() -> None:
     sub.take(listed(delivery(5), delivery(6)))
     sub.settled([6])
     assert sub.held_back is None
+
+
+@pytest.mark.parametrize("kind", ["nak", "term"])
+def test_only_an_ack_of_all_settles_what_is_below_it(kind: AckKind) -> None:
+    sub = subscription(None, 3 * len(SUBJECT), ack_policy="all")
+    pulled = sub.take(listed(*map(delivery, (1, 2, 3, 4, 5))))
+    assert pulled is not None
+    sub.sent(pulled, 0)
+    sub.settled([3], kind)
+    assert [seq in sub.ledger for seq in (1, 2, 3)] == [True, True, False]
+    sub.settled([5], kind)
+    assert 4 in sub.give_back()
 
 
 # Ledger ------------------------------------------------------------------------------------------

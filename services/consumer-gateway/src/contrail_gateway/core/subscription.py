@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from contrail_common.model import ConsumerInfo
+from contrail_common.model import AckKind, ConsumerInfo
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.ledger import Ledger, newest_of_shards, up_to
 from contrail_gateway.core.pulled import Listed, Pulled
@@ -165,14 +165,16 @@ class Subscription:
         pulled, self.held_back = self.held_back, None
         return pulled.seqs if self.acks and isinstance(pulled, Listed) else []
 
-    def settled(self, seqs: Sequence[int]) -> None:
+    def settled(self, seqs: Sequence[int], kind: AckKind = "ack") -> None:
         """Forget messages whose acknowledgement storage has accepted.
 
-        With ``ack_all``, all earlier messages of the same shards are forgotten too.
+        With ``ack_all``, an ``ack`` makes it forget all earlier messages of the same shards too.
         """
         if not seqs:
             return
-        if self.ack_all:
+        # A `nak` or `term` says nothing about earlier messages: the client must still settle them.
+        earlier_too = self.ack_all and kind == "ack"
+        if earlier_too:
             for newest in newest_of_shards(seqs):
                 self.ledger.settled_up_to(newest)
         else:
@@ -180,7 +182,7 @@ class Subscription:
         if isinstance(self.held_back, Listed):
             # A held-back message can be a redelivery. If the client has just settled an earlier
             # delivery of it, there is no need to send it again.
-            if not self.ack_all:
+            if not earlier_too:
                 self.held_back = self.held_back.without(frozenset(seqs)) or None
                 return
             for newest in newest_of_shards(seqs):

@@ -9,6 +9,7 @@ import structlog
 
 from contrail_common import errors
 from contrail_common.errors import ApiError
+from contrail_common.model import AckKind
 from contrail_edge.http.steps import Steps
 from contrail_gateway.core.frames import FrameId, Ok
 from contrail_gateway.core.ledger import shard_seq
@@ -32,6 +33,7 @@ class _UnansweredAcks:
     """
 
     frame_id: FrameId | None
+    kind: AckKind
     items: list[AckItem]
     count: int
     unknown: str
@@ -77,7 +79,9 @@ class FeedAcks:
             items += named
             count += sum(len(item.seqs) for item in named)
         self._host.session.begin(count, ACK_BYTES * count)
-        self._acks.append(_UnansweredAcks(frame_id, items, count, settlement.unknown))
+        self._acks.append(
+            _UnansweredAcks(frame_id, settlement.kind, items, count, settlement.unknown)
+        )
         if self._acking is None:
             self._acking = asyncio.create_task(self._acknowledge())
             self._host.later(self._acking)
@@ -143,10 +147,10 @@ class FeedAcks:
         done = [
             shard_seq(shards.get(item.shard_id, 0), seq)
             for item, result in zip(waiting.items, results, strict=True)
-            if not result.code and item.kind != "in_progress"
+            if not result.code and waiting.kind != "in_progress"
             for seq in item.seqs
         ]
-        self._sub.settled(done)
+        self._sub.settled(done, waiting.kind)
         self._host.counts.acks += len(done)
         refused = next((result for result in results if result.code), None)
         if refused is not None:
