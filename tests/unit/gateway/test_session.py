@@ -13,7 +13,7 @@ from contrail_common import errors
 from contrail_common.columns.blocks import columns_of
 from contrail_common.columns.delivery_columns import DeliveryColumns
 from contrail_common.errors import ApiError
-from contrail_common.model import AckKind, ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
+from contrail_common.model import ConsumerConfig, ConsumerInfo, SequencePair, StoredMessage
 from contrail_common.timeunits import NS_PER_S
 from contrail_gateway.core.credit import Credit
 from contrail_gateway.core.frames import Ack, AddCredit, Connect, CreditGiven, Nak, Ping, Sub
@@ -188,16 +188,27 @@ def test_ack_of_all_settles_what_is_held_back_below_it() -> None:
     assert sub.held_back is None
 
 
-@pytest.mark.parametrize("kind", ["nak", "term"])
-def test_only_an_ack_of_all_settles_what_is_below_it(kind: AckKind) -> None:
+def test_term_settles_nothing_below_it_although_acks_do() -> None:
     sub = subscription(None, 3 * len(SUBJECT), ack_policy="all")
     pulled = sub.take(listed(*map(delivery, (1, 2, 3, 4, 5))))
     assert pulled is not None
     sub.sent(pulled, 0)
-    sub.settled([3], kind)
+    sub.settled([3], "term")
     assert [seq in sub.ledger for seq in (1, 2, 3)] == [True, True, False]
-    sub.settled([5], kind)
-    assert 4 in sub.give_back()
+    sub.settled([5], "term")
+    assert sub.give_back() == [4]
+
+
+def test_nak_returns_neither_a_later_delivery_nor_what_is_held_back() -> None:
+    sub = subscription(None, 3 * len(SUBJECT))
+    sub.sent(listed(*map(delivery, (1, 2, 3))), 0)
+    taken = sub.ledger.sendings
+    again = sub.take(listed(*map(delivery, (2, 4, 5, 1))))
+    assert again is not None
+    sub.sent(again, 0)
+    sub.returned([1, 2, 3], taken)
+    assert [seq in sub.ledger for seq in (1, 2, 3)] == [False, True, False]
+    assert sub.give_back() == [1]
 
 
 # Ledger ------------------------------------------------------------------------------------------
@@ -211,13 +222,23 @@ class LedgerModel(RuleBasedStateMachine):
         super().__init__()
         self.ledger = Ledger(held_max=8)
         self.held: list[int] = []
+        self.last_sending: dict[int, int] = {}
 
     @rule(sent=st.lists(few, max_size=6))
     def send(self, sent: list[int]) -> None:
         self.ledger.sent(sent)
         for seq in sent:
             self.held = [one for one in self.held if one != seq] + [seq]
+            self.last_sending[seq] = self.ledger.sendings
         self.held = self.held[-8:]
+
+    @rule(gone=st.lists(few, max_size=4), ago=st.integers(0, 3))
+    def give_back(self, gone: list[int], ago: int) -> None:
+        sending = self.ledger.sendings - ago
+        self.ledger.returned(gone, sending)
+        self.held = [
+            one for one in self.held if one not in gone or self.last_sending[one] > sending
+        ]
 
     @rule(gone=st.lists(few, max_size=4))
     def settle(self, gone: list[int]) -> None:

@@ -47,11 +47,13 @@ class Ledger:
     """The sequences that were sent and are not settled, without duplicates, oldest first.
 
     If the stream has several shards, the entries are shard sequences made by :func:`shard_seq`.
+    ``sendings``: the number of the last sending.
     """
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
-        # A dict and not a set, because it keeps the order in which messages were sent.
-        self._held: dict[int, None] = {}
+        # The number of the sending of each sequence, in the order in which they were sent.
+        self._held: dict[int, int] = {}
+        self.sendings = 0
         self._held_max = held_max
 
     def __len__(self) -> int:
@@ -66,10 +68,11 @@ class Ledger:
 
     def sent(self, seqs: Iterable[int]) -> None:
         """Add ``seqs`` as the newest entries."""
+        self.sendings += 1
         for seq in seqs:
             # A redelivery moves to the end: its ack wait has begun again.
             self._held.pop(seq, None)
-            self._held[seq] = None
+            self._held[seq] = self.sendings
         # A client that never acknowledges would fill the memory. Storage delivers these again.
         while len(self._held) > self._held_max:
             del self._held[next(iter(self._held))]
@@ -78,6 +81,12 @@ class Ledger:
         """Drop ``seqs``; sequences that are not held are ignored."""
         for seq in seqs:
             self._held.pop(seq, None)
+
+    def returned(self, seqs: Iterable[int], sending: int) -> None:
+        """Drop those of ``seqs`` that were not sent again after the sending of that number."""
+        for seq in seqs:
+            if self._held.get(seq, sending + 1) <= sending:
+                del self._held[seq]
 
     def settled_up_to(self, seq: int) -> None:
         """Drop all entries of the shard of ``seq`` up to and including ``seq``."""

@@ -166,13 +166,13 @@ class Subscription:
         return pulled.seqs if self.acks and isinstance(pulled, Listed) else []
 
     def settled(self, seqs: Sequence[int], kind: AckKind = "ack") -> None:
-        """Forget messages whose acknowledgement storage has accepted.
+        """Forget messages whose ``ack`` or ``term`` storage has accepted.
 
         With ``ack_all``, an ``ack`` makes it forget all earlier messages of the same shards too.
         """
         if not seqs:
             return
-        # A `nak` or `term` says nothing about earlier messages: the client must still settle them.
+        # A `term` says nothing about earlier messages: the client must still settle them.
         earlier_too = self.ack_all and kind == "ack"
         if earlier_too:
             for newest in newest_of_shards(seqs):
@@ -188,6 +188,14 @@ class Subscription:
             for newest in newest_of_shards(seqs):
                 if isinstance(self.held_back, Listed):
                     self.held_back = self.held_back.without(up_to(newest)) or None
+
+    def returned(self, seqs: Sequence[int], sending: int) -> None:
+        """Forget deliveries whose nak storage has accepted; ``sending`` is the last before the nak.
+
+        A nak brings its messages back, maybe before it is answered. What was sent again since then,
+        or is held back, is a delivery that the client has yet to settle.
+        """
+        self.ledger.returned(seqs, sending)
 
     # Order ---------------------------------------------------------------------------------------
     def in_order(self, pulled: Pulled) -> bool:

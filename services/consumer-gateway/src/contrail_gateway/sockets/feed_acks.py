@@ -30,6 +30,7 @@ class _UnansweredAcks:
     """Acknowledgements of one frame that are not answered yet, of ``count`` messages.
 
     ``unknown`` describes the sequences of the frame that this socket does not hold, or is "".
+    ``sending``: the last sending of the ledger before them.
     """
 
     frame_id: FrameId | None
@@ -37,6 +38,7 @@ class _UnansweredAcks:
     items: list[AckItem]
     count: int
     unknown: str
+    sending: int
 
 
 class FeedAcks:
@@ -79,8 +81,9 @@ class FeedAcks:
             items += named
             count += sum(len(item.seqs) for item in named)
         self._host.session.begin(count, ACK_BYTES * count)
+        kind, sending = settlement.kind, self._sub.ledger.sendings
         self._acks.append(
-            _UnansweredAcks(frame_id, settlement.kind, items, count, settlement.unknown)
+            _UnansweredAcks(frame_id, kind, items, count, settlement.unknown, sending)
         )
         if self._acking is None:
             self._acking = asyncio.create_task(self._acknowledge())
@@ -150,7 +153,10 @@ class FeedAcks:
             if not result.code and waiting.kind != "in_progress"
             for seq in item.seqs
         ]
-        self._sub.settled(done, waiting.kind)
+        if waiting.kind == "nak":
+            self._sub.returned(done, waiting.sending)
+        else:
+            self._sub.settled(done, waiting.kind)
         self._host.counts.acks += len(done)
         refused = next((result for result in results if result.code), None)
         if refused is not None:
