@@ -1,8 +1,12 @@
 """Log lines of ours and of libraries: one form for all of them."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 SCRIPT = """
 import logging, sys, warnings
@@ -51,3 +55,22 @@ def test_text_names_the_error_and_no_local_variables() -> None:
     text = "\n".join(lines("text"))
     assert text.count("ValueError: broken") == 2
     assert "Exception in ASGI application" in text
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+@pytest.mark.parametrize("prelude", ["", "import sys; sys.stderr.close()"], ids=["full", "closed"])
+def test_lines_that_cannot_be_written_are_dropped_and_the_caller_goes_on(
+    style: str, prelude: str
+) -> None:
+    ending = "import os; os.write(1, b'went on'); os._exit(0)"
+    # Closed only once it is set up: an interpreter without a stderr has other rules.
+    first = 'structlog.get_logger("own").info'
+    script = SCRIPT.replace(first, f"{prelude}\n{first}")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script + ending, style],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (os.EX_OK, b"went on")

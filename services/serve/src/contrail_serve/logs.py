@@ -3,13 +3,35 @@
 Each line names the process, and the request and trace that it is part of.
 """
 
+import io
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from contrail_link.request_context import current_context
+
+
+class _Lossy(io.TextIOBase):
+    """A text file that drops what cannot be written.
+
+    A full disk below stderr must not fail the code that logs, least of all what handles failures.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # a ValueError if the file is closed
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._file.flush()
 
 
 def configure_logs(level: str, style: str, **process: str) -> None:
@@ -39,18 +61,21 @@ def configure_logs(level: str, style: str, **process: str) -> None:
     if not text:
         rendering.insert(0, structlog.processors.format_exc_info)
     number = logging.getLevelNamesMapping()[level.upper()]
+    sink = cast("TextIO", _Lossy(sys.stderr))
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=sink),
         cache_logger_on_first_use=True,
     )
-    _take_over(shared, rendering, number)
+    _take_over(sink, shared, rendering, number)
 
 
-def _take_over(shared: list[Processor], rendering: list[Processor], level: int) -> None:
+def _take_over(
+    sink: TextIO, shared: list[Processor], rendering: list[Processor], level: int
+) -> None:
     """Format log lines of libraries, warnings, and errors of tasks like our own lines."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(sink)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
