@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from contrail_link.contract.publish import PublishOutcome
 from contrail_link.contract.read import LastRequest, RangeRequest, ReplayRequest
 from contrail_link.publishing import publish
 from contrail_serve.groups import SingleMemberGroups
+from contrail_storage import healing
+from contrail_storage.core.key_layout import META_GROUP
 from contrail_storage.disk.files import AppendHandle, Files
 from contrail_storage.link import LocalLink
 from contrail_storage.node import NodeOptions, StorageNode
@@ -24,6 +26,7 @@ from contrail_storage.reading.answering import AnswerDeadline
 from contrail_storage.replica.shard import Shard
 from contrail_storage.store.rocks_store import StoreFailedError
 from contrail_storage.upkeep.due_messages import DueMessages
+from tests.crash.lives import wait_until
 
 PATIENCE_S = 60.0
 
@@ -330,3 +333,28 @@ def test_start_that_meets_a_file_that_cannot_be_read_names_it(tmp_path: Path, pa
     spoilt.symlink_to("/proc/self/mem")  # opens, and then fails to read with EIO
     with pytest.raises(OSError, match=f"Input/output error.*{spoilt.name}"):
         StorageNode.open(NodeOptions(tmp_path), SingleMemberGroups())
+
+
+@pytest.mark.parametrize("part", ["log", "store"])
+def test_failed_part_is_given_up_and_recovers_even_if_the_failure_cannot_be_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    class Unwritable:
+        def error(self, *_: object, **fields: object) -> None:
+            raise OSError("No space left on device")
+
+        def info(self, *_: object, **fields: object) -> None:
+            pass
+
+    async def scenario() -> None:
+        async with running(tmp_path, Files(), 30.0) as (node, link):
+            await make(link)
+            monkeypatch.setattr(healing, "_log", Unwritable())
+            fail = node._log_failed if part == "log" else node._store_failed
+            with suppress(OSError):
+                fail(OSError("for a test"))
+            assert not node.groups[META_GROUP].is_leader
+            await wait_until(lambda: not node.readiness())
+            assert (await publish(link, "S", [message(1)])).results[0].seq == 1
+
+    asyncio.run(scenario())

@@ -6,6 +6,8 @@ continues in a new segment. A failed store is opened again, and the log after it
 (`rebuild`); meanwhile the failed store still answers reads. A disk that is still full or broken
 is tried again after pauses.
 
+Failures are logged once they are handled: a line that cannot be written must not get in the way.
+
 A node whose folder cannot be written at the start is opened for reading, and recovers the same way.
 """
 
@@ -83,30 +85,30 @@ class Healing:
 
     def log_failed(self, error: Exception) -> None:
         """Fail entries that are not durable with an unknown outcome; retry with a new segment."""
-        _log.error("log_failed", error=str(error))
         self.log_failure = f"the log failed: {error}"
         self._notify_if_full()
         for group in self._node.groups.values():
             group.handle_log_failure()
         if not self.closed:
             self._node.spawn(self._recover_log())
+        _log.error("log_failed", error=str(error))
 
     async def _recover_log(self) -> None:
         while True:
             try:
                 await whole(self._node.log.recover)
             except OSError as error:
-                _log.warning("log_recovery_failed", error=str(error))
                 if not self._replayed:
                     # A waiting start serves nothing. The next start opens the folder for reading.
                     self._node.fail(f"the log failed and could not be recovered: {error}")
                     return
+                _log.warning("log_recovery_failed", error=str(error))
                 await asyncio.sleep(_LOG_PAUSE_S)
             else:
                 break
         self.log_failure = ""
-        _log.info("log_recovered")
         self._take_part()
+        _log.info("log_recovered")
 
     def _notify_if_full(self) -> None:
         if self.disk_full:
@@ -136,10 +138,10 @@ class Healing:
             self._node.spawn(self._end(f"the store failed: {error!r}", error))
             return
         self._notify_if_full()
-        _log.error("store_failed", error=str(error))
         # Before that, `all_replayed` does it: the rest of the log is applied in memory first.
         if self._replayed:
             self._give_up_store()
+        _log.error("store_failed", error=str(error))
 
     def all_replayed(self) -> bool:
         """Note that the whole log is applied. True if the store failed meanwhile; then heal it."""
