@@ -126,6 +126,35 @@ def test_publish_on_a_leader_that_is_cut_off_is_refused_once_another_entry_has_i
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("part", ["store", "log", "copy"])
+def test_node_that_cannot_write_and_leads_no_more_refers_publishes_to_the_others(
+    tmp_path: Path, shards: int, part: str
+) -> None:
+    async def scene() -> None:
+        async with running(tmp_path) as nodes:
+            config = StreamConfig(name="S", subjects=("S.*",), num_replicas=3, shards=shards)
+            await nodes.call("a", lambda link: link.put_stream(config, "put", None, False))
+            await nodes.until_listed("S")
+            failing = nodes[leader_of(nodes, "S")]
+            stream = failing.streams.stream("S")
+            match part:
+                case "store":
+                    failing.healing.fail_store(OSError("No space left on device"))
+                case "log":
+                    failing.healing.log_failed(OSError("for a test"))
+                case "copy":
+                    for group in failing.logged_groups.values():
+                        group.resign()
+                    stream.shards[0].damaged = "block 1: rot"
+            batch = [PublishMessage(f"S.{number}", None, b"") for number in range(9)]
+            with pytest.raises(ApiError) as refused:
+                await publish(LocalLink(failing), "S", batch)
+            assert (refused.value.spec, refused.value.applied) == (errors.NOT_LEADER, False)
+
+    asyncio.run(scene())
+
+
 def test_leader_that_is_cut_off_answers_no_read(tmp_path: Path) -> None:
     async def scene() -> None:
         async with running(tmp_path) as nodes:

@@ -180,9 +180,14 @@ class Stream:
         """
         first = self.shards[0]
         alone = len(self.shards) == 1
-        if alone and first.damaged:
-            raise data_lost(first)
-        self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
+        try:
+            if alone and first.damaged:
+                raise data_lost(first)
+            self._check_serving(in_memory=self.in_memory, is_replicated=self.is_replicated)
+        except ApiError:
+            # Only the node that serves the stream may refuse for good: others may be sound.
+            self.check_led()
+            raise
         count = len(content) if isinstance(content, list) else content.count
         if not count:
             asyncio.get_running_loop().call_soon(done, [])
