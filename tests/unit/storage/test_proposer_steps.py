@@ -120,7 +120,30 @@ def test_messages_and_records_of_deliveries_do_not_wait_for_each_other(first: st
         bench.commit_one()
         await turn()
         assert len(bench.group.entries) == 3
-        assert len(bench.decoded[2].commands) == 4
+        # While messages are under way, a record goes without those behind it.
+        assert len(bench.decoded[2].commands) == (4 if first == "messages" else 1)
         await bench.commit_all()
+
+    run(scene())
+
+
+def test_messages_behind_a_command_wait_for_those_under_way_and_the_command_does_not() -> None:
+    async def scene() -> None:
+        bench = Bench()
+        for number in range(20):
+            bench.proposer.command(1, cmd.Trim(number, 1))
+            bench.append(1, messages(2))
+            await turn()
+        # Both kinds are in one entry only while no messages are under way.
+        made = [[type(each) for _, each in one.commands] for one in bench.decoded]
+        assert made == [[cmd.Trim, cmd.Append], [cmd.Trim]]
+        bench.commit_one()
+        await turn()
+        assert [type(each) for _, each in bench.decoded[2].commands[:2]] == [cmd.Append, cmd.Trim]
+        await bench.commit_all()
+        kinds = [type(each) for one in bench.decoded for _, each in one.commands]
+        assert kinds == [cmd.Trim, cmd.Append] * 20
+        assert bench.last_seqs == {1: 40}
+        assert bench.proposer._in_flight == [0, 0]
 
     run(scene())

@@ -273,7 +273,10 @@ class Proposer:
             return False
         if self.applied.unwritten_bytes > UNWRITTEN_BYTES_MAX:
             return False  # the store is behind the log; `resume` is called when it has caught up
-        is_append = isinstance(self._queue[0], AppendRequest)
+        return self._has_room(is_append=isinstance(self._queue[0], AppendRequest))
+
+    def _has_room(self, *, is_append: bool) -> bool:
+        """Whether another entry of this kind need not wait for those under way."""
         return not self._in_flight[is_append] or (
             self._queue_bytes >= self._least_bytes(is_append=is_append)
             and self.group.outstanding_bytes < OUTSTANDING_BYTES_MAX
@@ -309,6 +312,9 @@ class Proposer:
                 self._queue_bytes = 0
                 return made
         entry = EntryBuilder(time_ns, self.applied.hash_key, skipped_ns)
+        # Entries with messages are counted as such, also if a command comes first. If they have to
+        # wait, the commands up to the first message do not.
+        takes_messages = self._has_room(is_append=True)
         while queue and entry.size < ENTRY_BYTES_MAX and entry.messages < BLOCK_MESSAGES_MAX:
             request = queue[0]
             # A large command goes alone, so that small requests do not wait for its bytes.
@@ -316,6 +322,8 @@ class Proposer:
                 break
             if isinstance(request, CommandRequest):
                 entry.add(request)
+            elif not takes_messages:
+                break
             else:
                 try:
                     if not entry.take(request):
