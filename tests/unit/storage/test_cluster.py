@@ -128,7 +128,7 @@ def test_publish_on_a_leader_that_is_cut_off_is_refused_once_another_entry_has_i
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("part", ["store", "log", "copy"])
-def test_node_that_cannot_write_and_leads_no_more_refers_publishes_to_the_others(
+def test_node_that_cannot_write_and_leads_no_more_refers_callers_to_the_others(
     tmp_path: Path, shards: int, part: str
 ) -> None:
     async def scene() -> None:
@@ -150,6 +150,9 @@ def test_node_that_cannot_write_and_leads_no_more_refers_publishes_to_the_others
             batch = [PublishMessage(f"S.{number}", None, b"") for number in range(9)]
             with pytest.raises(ApiError) as refused:
                 await publish(LocalLink(failing), "S", batch)
+            assert (refused.value.spec, refused.value.applied) == (errors.NOT_LEADER, False)
+            with pytest.raises(ApiError) as refused:
+                await LocalLink(failing).erase("S", [], "S.1")
             assert (refused.value.spec, refused.value.applied) == (errors.NOT_LEADER, False)
 
     asyncio.run(scene())

@@ -504,9 +504,10 @@ class LocalLink:
         self, stream: str, seqs: list[int], subject: str, shard: int | None = None
     ) -> ErasureReceipt:
         """Delete messages, and have their bytes removed from all files."""
-        self._node.check_serving()
         # A leader that was replaced does not know which sequences exist by now.
         one = await self._confirmed(stream)
+        # Only then: the refusal of a node that does not lead must not be final.
+        self._node.check_serving()
         shards = [one.sound_shard(shard)] if seqs else one.sound_shards(shard)
         return await self._node.eraser.erasures.erase(shards, seqs, subject)
 
