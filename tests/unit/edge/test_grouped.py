@@ -75,3 +75,16 @@ def test_answers_keep_their_order_and_clients_that_have_left_get_none(ended: str
         assert one.received[-1] == b"5"
 
     run(scene())
+
+
+def test_answer_that_is_sent_now_follows_those_that_wait() -> None:
+    async def scene() -> None:
+        answers, one, other = GroupedAnswers(UnreadBudget(1 << 20, 10)), Client(), Client()
+        answers.add(one.transport, b"1")
+        answers.add(other.transport, b"2")
+        answers.write(one.transport, b"3")
+        assert one.received == [b"1", b"3"]
+        await asyncio.sleep(0)
+        assert (one.received, other.received) == ([b"1", b"3"], [b"2"])
+
+    run(scene())

@@ -25,8 +25,8 @@ class GroupedAnswers:
         # bounds. A connection may have been closed meanwhile.
         self._waiting: list[tuple[asyncio.Transport, bytes]] = []
         self._bytes = 0
-        # Whether `_end` is scheduled. It runs after the last socket of this pass is read, and
-        # before all work that reading them has scheduled.
+        # Whether `_end` is scheduled. It runs after the last socket of this pass is read, but work
+        # that was scheduled earlier runs before it, and may have an answer that follows these.
         self._ends = False
 
     def add(self, transport: asyncio.Transport, data: bytes) -> None:
@@ -48,10 +48,15 @@ class GroupedAnswers:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for transport, data in waiting:
             if not transport.is_closing():
-                self.write(transport, data)
+                self._write(transport, data)
 
     def write(self, transport: asyncio.Transport, data: bytes) -> None:
-        """Send an answer now."""
+        """Send an answer now, after those that wait: one may be of the same connection."""
+        if self._waiting:
+            self.flush()
+        self._write(transport, data)
+
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
         transport.write(data)
         # Most answers are sent at once.
         if transport.get_write_buffer_size() or self._unread.held:
