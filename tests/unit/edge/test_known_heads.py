@@ -35,6 +35,7 @@ def get(target: bytes, *lines: bytes) -> bytes:
 
 
 _ONE: Final = b"/v1/streams/S/messages/"
+_TARGET_BYTES_MAX: Final = Edge().settings.target_bytes_max
 _REQUESTS: Final = [
     get(_ONE + b"1"),
     get(_ONE + b"2?payload=base64"),
@@ -51,6 +52,8 @@ _REQUESTS: Final = [
     get(b"http://localhost" + _ONE + b"2"),
     get(b"*"),
     get(b"/v1/streams/S/last?subject=a.b"),
+    get((_ONE + b"1?payload=").ljust(_TARGET_BYTES_MAX, b"x")),
+    get((_ONE + b"1?payload=").ljust(_TARGET_BYTES_MAX + 1, b"x")),
     get(b"/v1/streams/S/messages?limit=1"),
     get(b"/v1/streams/S/gone"),
     get(_ONE + b"1", b"Accept: application/json"),
@@ -188,7 +191,7 @@ def test_answers_are_those_of_a_server_that_parses_every_head(seed: int) -> None
 
     async def scenario() -> None:
         knows, parses = Edge(), Edge()
-        parses.app.known_heads = _Never()
+        parses.app.known_heads = _Never(_TARGET_BYTES_MAX)
         knows.link.in_memory = bool(seed)
         assert await answered(knows) == await answered(parses)
         assert knows.link.published == parses.link.published
@@ -228,7 +231,7 @@ _STRONG: Final = post(b"x").replace(_HOST, b"Strength: 1")
 
 def learned(data: bytes) -> KnownHeads:
     """What is known after a request that was answered directly."""
-    heads, head = KnownHeads(), data.partition(b"\r\n\r\n")[0]
+    heads, head = KnownHeads(_TARGET_BYTES_MAX), data.partition(b"\r\n\r\n")[0]
     method = head.partition(b" ")[0].decode()
     scope = {"method": method, "raw_path": b"/", "query_string": b"", "headers": []}
     target = DirectTarget("", Direct(lambda *_: None, body_bytes_max=4), {}, RouteTimings())
@@ -262,6 +265,8 @@ def learned(data: bytes) -> KnownHeads:
         ),
         (get(_ONE + b"1"), get(b"/"), b""),
         (get(_ONE + b"1"), get(b"/?a=%20"), b""),
+        (get(_ONE + b"1"), get(b"/".ljust(_TARGET_BYTES_MAX, b"x")), b""),
+        (get(_ONE + b"1"), get(b"/".ljust(_TARGET_BYTES_MAX + 1, b"x")), None),
         (get(_ONE + b"1"), get(b"/")[:-1], None),
         (get(_ONE + b"1"), get(b"/")[:-4], None),
         (get(_ONE + b"1"), get(b"/").replace(b" HTTP", b"HTTP"), None),

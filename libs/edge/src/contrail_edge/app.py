@@ -125,7 +125,7 @@ class EdgeApp:
         self._direct_targets: dict[bytes, dict[bytes, DirectTarget | None]] = {
             b"GET": {}, b"POST": {},
         }  # fmt: skip
-        self.known_heads = KnownHeads()
+        self.known_heads = KnownHeads(settings.target_bytes_max)
         """The heads of requests that the protocol has answered itself."""
         # The FastAPI application; None until the loader thread has set it, which it does once.
         self._declared: DeclaredRoutes | None = None

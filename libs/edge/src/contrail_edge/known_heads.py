@@ -32,7 +32,9 @@ _ONCE: Final = (X_REQUEST_ID, b"traceparent", b"idempotency-key", b"nats-")
 class KnownHeads:
     """The known heads of all connections of a process; forgets all of them when there are many."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_bytes_max: int) -> None:
+        """Targets above ``target_bytes_max`` are left to the parser, which refuses them."""
+        self._target_bytes_max = target_bytes_max
         # By what `_cut` finds around the part that differs.
         self._heads: dict[tuple[bytes, bytes], DirectHead] = {}
 
@@ -50,7 +52,8 @@ class KnownHeads:
             return None
         size = len(body)
         if known.target is None:
-            return (known, part, body) if not size and _TARGET.fullmatch(part) else None
+            sound = not size and len(part) <= self._target_bytes_max and _TARGET.fullmatch(part)
+            return (known, part, body) if sound else None
         if size > known.target.direct.body_bytes_max or part != b"%d" % size:
             return None
         return known, part, body
