@@ -279,6 +279,58 @@ def test_garbage_after_a_running_request_lets_its_answer_through() -> None:
     run(scenario())
 
 
+HANDSHAKE = (
+    b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("waits", ["directly", "in the application"])
+def test_handshake_behind_a_publish_that_is_being_stored_lets_its_answer_through(
+    waits: str,
+) -> None:
+    async def scenario() -> None:
+        edge = Edge(fast_lane=waits == "directly")
+        edge.link.outcomes = []
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(DIRECT + HANDSHAKE)
+            await wait_until(lambda: bool(edge.link.outcomes))
+            await wait_until(
+                lambda: b'refused_total{name="bad_request"} 1.0' in edge.app.metrics.text()
+            )
+            edge.link.outcomes[0]()
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 201")
+            assert answer.count(b"HTTP/1.1") == 1
+            writer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+def test_bytes_behind_the_last_request_after_an_offer_do_not_refuse_it(fast_lane: bool) -> None:
+    async def scenario() -> None:
+        edge = Edge(fast_lane=fast_lane)
+        offer = HEAD.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+        async with serving(edge) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(offer)
+            await asyncio.wait_for(reader.readuntil(b"}"), SOON_S)
+            edge.link.outcomes = []
+            last = PUBLISH + b"Content-Length: 1\r\nConnection: close\r\n\r\nx"
+            writer.write(last + b"G")
+            await wait_until(lambda: bool(edge.link.outcomes))
+            edge.link.outcomes[0]()
+            answer = await asyncio.wait_for(reader.read(), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 201")
+            assert answer.count(b"HTTP/1.1") == 1
+            assert b"contrail_http_refused_total{" not in edge.app.metrics.text()
+            writer.close()
+
+    run(scenario())
+
+
 @each("count", [1, 2, 50])
 def test_offers_of_another_protocol_in_one_segment_are_all_answered(count: int) -> None:
     async def scenario() -> None:

@@ -440,6 +440,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 lines.append(name + b": " + value)
         # All callbacks run again for this head, from `on_message_begin` on.
         self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     # Deadlines -----------------------------------------------------------------------------------
@@ -542,8 +543,9 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return
         running = self._running
         if running is not None and not running.response_complete:
-            if self._head_open or running is not self.cycle:
-                # An earlier request is still being answered. Close when that answer is complete.
+            if not self._body_open or running is not self.cycle:
+                # An earlier request is whole and still being answered, so it may yet be applied.
+                # Close when that answer is complete.
                 self.cycle.keep_alive = running.keep_alive = False
                 self.pipeline.clear()
                 return
