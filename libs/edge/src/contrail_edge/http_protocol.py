@@ -22,7 +22,7 @@ from contrail_edge.app import EdgeApp
 from contrail_edge.direct import DirectExchange, DirectHead
 from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
-from contrail_edge.http.headers import X_REQUEST_ID, elements
+from contrail_edge.http.headers import X_REQUEST_ID, without_upgrade
 from contrail_edge.http.last_look import after_a_look
 from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
 from contrail_edge.http.requests import Request, bodies_overloaded, no_more
@@ -33,9 +33,10 @@ from contrail_edge.ws.websocket import SocketEndpoint
 
 # A body with a longer Content-Length is above every limit.
 _LENGTH_DIGITS_MAX: Final = 8
+_SLICE_BYTES: Final = 8 << 10
+"""Bytes that are parsed between two looks at the time: at most some 140 requests."""
 _OF_NO_REQUEST: Final = Context()
 """The context of timers. In that of a request, they would keep it in memory after its answer."""
-_UPGRADE_TOKENS: Final = (b"upgrade", b"http2-settings")
 
 
 class EdgeHttpProtocol(HttpToolsProtocol):
@@ -156,14 +157,15 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             return
         before, whole = self._direct, not (self._begun or self._body_open)
         if not whole:
-            self._unparsed += len(data)
             self._progress_at = self.loop.time()
-            self._window_bytes += len(data)
         self._unset_keepalive_if_required()
-        if not self._parse(data):
+        left = self._parse(data)
+        if left is None:
             return
         direct = self._direct
-        if whole and direct is not None and direct is not before:
+        if left:
+            self._wait(bytes(left))
+        elif whole and direct is not None and direct is not before:
             self.edge.known_heads.learn(data, direct)
         if self._part_ended and self._deadline is not None:
             self._disarm()
@@ -177,31 +179,45 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         if waiting and not self._too_much_unparsed() and self._deadline is None:
             self._arm()
 
-    def _parse(self, data: bytes) -> bool:
-        """Feed the parser; False if the connection is refused, or a socket has taken it."""
-        left = memoryview(data)
-        parsed = offered = False
-        while not parsed:
-            try:
-                if offered:
-                    self._read_without_upgrade()
-                self.parser.feed_data(left)
-                parsed = True
-            except httptools.HttpParserUpgrade as upgrade:
-                # The parser has stopped after the head, and says how many bytes it has read.
-                left = left[upgrade.args[0] :]
-                if self._endpoint is not None:
-                    self._open_socket(self._endpoint, bytes(left))
-                    return False
-                offered = True
-            except httptools.HttpParserError as error:
-                # The parser wraps errors that its callbacks raise.
-                refusal = error.__context__
-                if not isinstance(refusal, ApiError):
-                    refusal = bad_request("the request is not valid HTTP/1.1")
-                self._refuse(refusal)
-                return False
-        return True
+    def _parse(self, data: bytes) -> memoryview | None:
+        """Feed the parser until the turn is over, and return the rest; None if it was dropped."""
+        left: memoryview | None = memoryview(data)
+        try:
+            while left:
+                left = self._parse_slice(left)
+                if left and self.edge.state.turns.over:
+                    break
+        except httptools.HttpParserError as error:
+            # The parser wraps errors that its callbacks raise.
+            refusal = error.__context__
+            if not isinstance(refusal, ApiError):
+                refusal = bad_request("the request is not valid HTTP/1.1")
+            self._refuse(refusal)
+            return None
+        return left
+
+    def _parse_slice(self, left: memoryview) -> memoryview | None:
+        """Feed the parser some bytes, and return the others; None if a socket has taken them."""
+        size, direct = _SLICE_BYTES, self._direct
+        if direct is not None and self._body_open and len(left) > size:
+            # A body is not many requests, and joining its pieces would take time.
+            size = max(size, int(direct.headers[b"content-length"]) - len(direct.content))
+        piece = left[:size]
+        if self._begun or self._body_open:
+            self._unparsed += len(piece)
+            self._window_bytes += len(piece)
+        try:
+            self.parser.feed_data(piece)
+            return left[size:]
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser has stopped after the head, and says how many bytes it has read.
+            size = upgrade.args[0]
+        left = left[size:]
+        if self._endpoint is not None:
+            self._open_socket(self._endpoint, bytes(left))
+            return None
+        self._read_without_upgrade()
+        return left
 
     def _should_upgrade(self) -> bool:
         return self._endpoint is not None
@@ -432,12 +448,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
-        for name, value in self.headers:
-            if name == b"connection":
-                kept = [one for one in elements(value) if one not in _UPGRADE_TOKENS]
-                value = b", ".join(kept)  # noqa: PLW2901
-            if name != b"upgrade":
-                lines.append(name + b": " + value)
+        lines += (b"%b: %b" % header for header in without_upgrade(self.headers))
         # All callbacks run again for this head, from `on_message_begin` on.
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
