@@ -248,14 +248,29 @@ def test_reader_that_never_reads_is_cut_and_its_stream_given_up(pieces: int) -> 
     run(scenario())
 
 
-def test_client_that_leaves_after_a_pipelined_request_is_noticed() -> None:
+READ = b"GET /v1/streams/S/messages?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+PULL = (
+    b"POST /v1/streams/S/consumers/c/next HTTP/1.1\r\nHost: localhost\r\n"
+    b'Content-Type: application/json\r\nContent-Length: 17\r\n\r\n{"expires":"60s"}'
+)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False])
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize("wait", [READ, PULL], ids=["read", "pull"])
+def test_client_that_leaves_after_a_pipelined_request_is_noticed(
+    wait: bytes, later: bool, fast_lane: bool
+) -> None:
     async def scenario() -> None:
-        edge = Edge()
-        async with serving(edge) as (port, _):
+        edge = Edge(fast_lane=fast_lane)
+        async with serving(edge) as (port, server):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            wait = b"GET /v1/streams/S/messages?wait=60s HTTP/1.1\r\nHost: localhost\r\n\r\n"
-            writer.write(wait + HEAD)
+            writer.write(wait if later else wait + HEAD)
             await asyncio.wait_for(edge.link.waiting.wait(), SOON_S)
+            if later:
+                [connection] = server.server_state.connections
+                writer.write(HEAD)
+                await wait_until(lambda: bool(connection.pipeline))
             writer.transport.abort()
             await asyncio.wait_for(edge.link.cancelled.wait(), SOON_S)
 

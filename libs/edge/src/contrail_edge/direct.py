@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 from starlette.types import Message, Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from contrail_common import errors
@@ -75,6 +76,7 @@ class Connection(Protocol):
     """What an exchange needs of the connection that its request came on."""
 
     transport: asyncio.Transport
+    flow: FlowControl
 
     def begin_known(self, exchange: "DirectExchange") -> bool:
         """Make the exchange of a known head the current request; False if it must be parsed."""
@@ -152,6 +154,11 @@ class DirectExchange(Request):
         self._left: asyncio.Future[None] | None = None
 
     @property
+    def awaits_end(self) -> bool:
+        """Whether the handler waits for the client to leave."""
+        return self._left is not None and not self._left.done()
+
+    @property
     def message_event(self) -> "DirectExchange":
         """What the protocol sets when the client has left."""
         return self
@@ -164,6 +171,8 @@ class DirectExchange(Request):
     async def receive(self) -> Message:
         """Return when the client has left. The handler has the body already."""
         if not self.disconnected:
+            # A paused connection does not tell of its end, and may wait with a request behind this.
+            self._connection.flow.resume_reading()
             self._left = asyncio.get_running_loop().create_future()
             await self._left
         return {"type": "http.disconnect"}

@@ -9,7 +9,6 @@ no timers. Built on uvicorn 0.54, of which these private attributes are used: ``
 import asyncio
 from contextvars import Context
 from functools import partial
-from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
 import httptools
@@ -22,9 +21,9 @@ from contrail_edge.app import EdgeApp
 from contrail_edge.direct import DirectExchange, DirectHead
 from contrail_edge.http.delivery import CUT, GATHER
 from contrail_edge.http.guard import bad_request, check_head, too_large_head, too_long_target
-from contrail_edge.http.headers import X_REQUEST_ID, without_upgrade
+from contrail_edge.http.headers import without_upgrade
 from contrail_edge.http.last_look import after_a_look
-from contrail_edge.http.problems import PROBLEM_TYPE, problem_body, problem_headers
+from contrail_edge.http.problems import last_problem
 from contrail_edge.http.requests import Request, bodies_overloaded, no_more
 from contrail_edge.http.settings import EdgeSettings
 from contrail_edge.http_writes import Gather, JoinedWrites, cut
@@ -333,6 +332,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 detail = "too many requests are waiting on the connection"
                 raise ApiError(errors.OVERLOADED, detail, applied=False)
             super().on_headers_complete()
+            if self.pipeline and cast(Any, self._running).awaits_end:
+                self.flow.resume_reading()  # a paused connection does not tell of its end
         self.headers = []  # collects trailers from here on, which are ignored
 
     def _direct_exchange(self, request: Request, method: bytes) -> DirectExchange | None:
@@ -425,16 +426,22 @@ class EdgeHttpProtocol(HttpToolsProtocol):
             self._next = cycle, app
             return
         self._running = cycle
-        cast(Any, cycle).receive = self._counted(cast(Receive, cycle.receive))
+        cast(Any, cycle).receive = self._counted(cycle)
         transport = JoinedWrites(self.transport, self.loop, self.edge.state.unread)
         cycle.transport = transport  # type: ignore[assignment]
         scope = cast(Scope, cycle.scope)
         scope["extensions"] = {GATHER: Gather(cycle, transport), CUT: partial(cut, cycle)}
         super()._start_asgi_task(cycle, app)
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _counted(self, cycle: Any) -> Receive:
+        receive, cycle.awaits_end = cycle.receive, False
+
         async def counted() -> Message:
-            message = await receive()
+            cycle.awaits_end = True
+            try:
+                message: Message = await receive()
+            finally:
+                cycle.awaits_end = False
             self._took(len(message.get("body", b"")))
             return message
 
@@ -570,23 +577,7 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         self._write_problem(error, None if self._head_open else self._request)
 
     def _write_problem(self, error: ApiError, request: Request | None) -> None:
-        status = error.spec.status
-        headers = problem_headers(error)
-        if request is None:
-            body = problem_body(error)
-        else:
-            path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
-            body = problem_body(error, instance=path, request_id=request_id)
-            headers.append((X_REQUEST_ID, request.request_id))
-            headers += request.cors_headers([name for name, _ in headers])
-        lines = [
-            b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
-            b"content-type: " + PROBLEM_TYPE.encode(),
-            b"content-length: %d" % len(body),
-            b"connection: close",
-            *(b"%b: %b" % header for header in headers),
-        ]
-        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.write(last_problem(error, request))
         # Closing now would reset the connection of a client that is still writing, and it would
         # never see the answer. So end this side, drop what arrives, and close later.
         if self.transport.can_write_eof():

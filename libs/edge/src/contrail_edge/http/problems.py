@@ -1,11 +1,13 @@
 """Errors as ``application/problem+json`` (RFC 9457), built from the error registry."""
 
 import functools
+from http import HTTPStatus
 
 import msgspec
 
 from contrail_common import errors
 from contrail_common.errors import ApiError, ErrorSpec
+from contrail_edge.http.headers import X_REQUEST_ID
 from contrail_edge.http.requests import Request
 from contrail_edge.http.responses import Header, Response
 from contrail_link.contract.publish import PubResult
@@ -184,3 +186,27 @@ def invalid_field(pointer: str, message: str, spec: ErrorSpec = errors.INVALID_F
     """Return the error for one field or parameter; the pointer of the whole body is empty."""
     detail = f"{pointer}: {message}" if pointer else message
     return ApiError(spec, detail, fields=[errors.FieldProblem(pointer, message)])
+
+
+def last_problem(error: ApiError, request: Request | None) -> bytes:
+    """Return the bytes of an answer after which the connection is closed.
+
+    ``request`` is None if its head is not complete.
+    """
+    status = error.spec.status
+    headers = problem_headers(error)
+    if request is None:
+        body = problem_body(error)
+    else:
+        path, request_id = request.raw_path.decode("latin-1"), request.request_id.decode()
+        body = problem_body(error, instance=path, request_id=request_id)
+        headers.append((X_REQUEST_ID, request.request_id))
+        headers += request.cors_headers([name for name, _ in headers])
+    lines = [
+        b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
+        b"content-type: " + PROBLEM_TYPE.encode(),
+        b"content-length: %d" % len(body),
+        b"connection: close",
+        *(b"%b: %b" % header for header in headers),
+    ]
+    return b"\r\n".join([*lines, b"", body])
