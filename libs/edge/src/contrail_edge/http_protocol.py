@@ -198,9 +198,13 @@ class EdgeHttpProtocol(HttpToolsProtocol):
     def _parse_slice(self, left: memoryview) -> memoryview | None:
         """Feed the parser some bytes, and return the others; None if a socket has taken them."""
         size, direct = _SLICE_BYTES, self._direct
-        if direct is not None and self._body_open and len(left) > size:
-            # A body is not many requests, and joining its pieces would take time.
-            size = max(size, int(direct.headers[b"content-length"]) - len(direct.content))
+        if self._body_open and len(left) > size:
+            # A body is not many requests, and joining its pieces would take time. Whatever follows
+            # one that the application gets has to wait for its answer.
+            whole = len(left)
+            if direct is not None:
+                whole = int(direct.headers[b"content-length"]) - len(direct.content)
+            size = max(size, whole)
         piece = left[:size]
         if self._begun or self._body_open:
             self._unparsed += len(piece)
