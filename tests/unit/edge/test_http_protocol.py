@@ -294,6 +294,30 @@ def test_garbage_after_a_running_request_lets_its_answer_through() -> None:
     run(scenario())
 
 
+def test_garbage_behind_a_slow_reader_takes_no_answer_away_and_no_place_of_one() -> None:
+    async def scenario() -> None:
+        edge = Edge()
+        edge.link.in_memory, edge.link.payload = True, bytes(1 << 20)
+        async with serving(edge) as (port, _):
+            slow = socket.create_connection(("127.0.0.1", port))
+            get = b"GET /v1/streams/S/messages/7 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            slow.sendall(get * 32 + b"GARBAGE\r\n\r\n")
+            await wait_until(
+                lambda: b'refused_total{name="bad_request"} 1.0' in edge.app.metrics.text()
+            )
+            slow.setblocking(False)
+            loop, received = asyncio.get_running_loop(), bytearray()
+            while some := await asyncio.wait_for(loop.sock_recv(slow, 1 << 14), SOON_S):
+                received += some
+            answers = received.count(b"HTTP/1.1 200")
+            assert 0 < answers < 32
+            assert received.count(b"HTTP/1.1") == answers
+            assert received.count(0) == answers << 20
+            slow.close()
+
+    run(scenario())
+
+
 HANDSHAKE = (
     b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"

@@ -6,6 +6,8 @@ no timers. Built on uvicorn 0.54, of which these private attributes are used: ``
 ``pipeline``, ``flow`` and, of a cycle, ``chunked_encoding``.
 """
 
+# One module: all callbacks of a connection work on its fields.
+
 import asyncio
 from contextvars import Context
 from functools import partial
@@ -578,15 +580,31 @@ class EdgeHttpProtocol(HttpToolsProtocol):
                 # The client would read a problem as the rest of the answer that has begun.
                 self.transport.abort()
                 return
-        self._write_problem(error, None if self._head_open else self._request)
-
-    def _write_problem(self, error: ApiError, request: Request | None) -> None:
-        self.transport.write(last_problem(error, request))
+        if self._next is None:
+            problem = last_problem(error, None if self._head_open else self._request)
+            self.transport.write(problem)
+        else:
+            # Requests before it wait for the peer to read. None is begun, or gets this answer.
+            self._next = None
+            self.pipeline.clear()
         # Closing now would reset the connection of a client that is still writing, and it would
-        # never see the answer. So end this side, drop what arrives, and close later.
+        # never see the answers. So end this side, drop what arrives, and close later.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(self.settings.linger_s, self.transport.abort)
+        self.flow.resume_reading()
+        self._linger()
+
+    def _linger(self) -> None:
+        unread, settings = self.transport.get_write_buffer_size(), self.settings
+        wait_s = settings.write_stall_s if unread else settings.linger_s
+        self.loop.call_later(wait_s, self._leave, unread)
+
+    def _leave(self, unread: int) -> None:
+        """Abort, unless the peer has read some of what was ``unread``."""
+        if self.transport.get_write_buffer_size() < unread:
+            self._linger()
+        else:
+            self.transport.abort()
 
 
 def protocol_class(settings: EdgeSettings, edge: EdgeApp) -> type[EdgeHttpProtocol]:
