@@ -2,8 +2,8 @@
 
 ``python -m tests.bench.bare_http [FOLDER]`` serves on a free port and prints it. Its rate is the
 upper limit for every service on the same HTTP server and event loop. With a folder, a thread
-writes 4 KiB into a file there and syncs it before each answer, as every service must that confirms
-only what is on the disk. The file has its full size already, which makes syncs cheaper.
+writes 4 KiB into a preallocated file there and syncs it before each answer, as every service must
+that confirms only what is on the disk.
 """
 
 import asyncio

@@ -201,8 +201,8 @@ class EdgeHttpProtocol(HttpToolsProtocol):
         """Feed the parser some bytes, and return the others; None if a socket has taken them."""
         size, direct = _SLICE_BYTES, self._direct
         if self._body_open and len(left) > size:
-            # A body is not many requests, and joining its pieces would take time. Whatever follows
-            # one that the application gets has to wait for its answer.
+            # A body is not many requests, and joining its pieces would take time. Requests behind
+            # a body for the application wait for its answer, so they take little time here.
             whole = len(left)
             if direct is not None:
                 whole = int(direct.headers[b"content-length"]) - len(direct.content)

@@ -404,8 +404,8 @@ class RaftGroup:
         return self.is_leader and self._core.lags_little(peer, NEAR_BYTES)
 
     def decline(self, declines: bool = True) -> None:
-        """Tell leaders not to hand over to this member: it is about to stop, or has no store."""
-        self._core.willingness.unfit = declines
+        """Let no leader hand over to this member while its owner ``declines``."""
+        self._core.willingness.owner_declines = declines
 
     def install(self, index: int, term: int) -> bool:
         """Go on after a snapshot, whose state the store has durably up to `index`.

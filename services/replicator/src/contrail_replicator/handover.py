@@ -41,14 +41,14 @@ class Willingness:
         self._awaited, self._awaited_since = 0, clock()
         # Until when it counts as slow.
         self._slow_until = float("-inf")
-        self.unfit = False
-        """Whether the member is about to stop, or cannot serve for another reason."""
+        self.owner_declines = False
+        """Whether the member's owner declines: it is about to stop, or has no store."""
 
     @property
     def declines(self) -> bool:
         """Whether other leaders should not hand over to this member."""
         now = self._clock()
-        return self.unfit or self._disk_is_slow(now) or now < self._slow_until
+        return self.owner_declines or self._disk_is_slow(now) or now < self._slow_until
 
     def must_hand_over(self) -> bool:
         """Whether a leader should hand over now, because its disk is slow."""

@@ -752,9 +752,8 @@ class Dispatcher:
     async def _count_pending(self) -> int:
         await self.reader.prepare(self.shard, self._filter)
         count = await self._count.count(self.consumer, self._filter, self._catch_up)
-        # Messages that are out were chosen by the filter of their time. If it has changed since
-        # then, this one may not match them, and the result is too low until the position is after
-        # them.
+        # Delivered messages are subtracted, also those that the filter no longer matches because it
+        # has changed. The result is then too low until the position is after them.
         return max(count - self._count_out(self.position), 0)
 
     def _count_out(self, low: int) -> int:

@@ -308,9 +308,11 @@ class Deliver(msgspec.Struct, tag=9, array_like=True):
 
 
 class Advance(msgspec.Struct, tag=13, array_like=True):
-    """The position of a consumer with ack policy ``none``, in total and not as an increment.
+    """The position of a consumer, in total and not as an increment.
 
     ``consumer_seq`` and ``stream_seq`` are of its last delivery, ``position`` the next to consider.
+    Consumers with ack policy ``none`` record no more than this. For others, with 0 for both
+    sequences, it moves the position past messages that have to be checked (interest retention).
     """
 
     consumer_id: int

@@ -132,10 +132,9 @@ def change(state: ShardState, step: Step, command: cmd.ConsumerChange) -> Result
         interest.settled(state, step, consumer, settled)
         if isinstance(command, cmd.DeliverAcked):
             from_seq = max(from_seq, command.position)  # where an ack after `Deliver` begins
-        if isinstance(command, (cmd.Advance, cmd.Acknowledge, cmd.DeliverAcked)):
-            interest.passed(state, from_seq, consumer, step.writes)
-        elif consumer.config.ack_policy == "none" and from_seq <= last_seq:
-            # Delivered while the position was held back, and so not settled for the consumer then.
+        # What it got while its position was held back, it seemed to need until now.
+        held_back = consumer.config.ack_policy == "none" and from_seq <= last_seq
+        if held_back or isinstance(command, (cmd.Advance, cmd.Acknowledge, cmd.DeliverAcked)):
             interest.passed(state, from_seq, consumer, step.writes)
     return Done()
 

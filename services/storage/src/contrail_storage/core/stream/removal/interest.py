@@ -99,8 +99,9 @@ def settled(state: ShardState, step: Step, consumer: ConsumerMachine, seqs: list
 def passed(state: ShardState, from_seq: int, consumer: ConsumerMachine, writes: Writes) -> None:
     """Note messages to check after a consumer moved on from ``from_seq`` past them.
 
-    No command named them: a consumer without acks got them while the retention was ``limits``, or
-    an ack with policy ``all`` covers them and the record of their delivery was lost.
+    No command named them: a consumer without acks got them while the retention was ``limits`` or
+    its position was held back; an ack with policy ``all`` covers them and the record of their
+    delivery was lost; or only other filters had skipped them.
     """
     recheck(state, from_seq, consumer.next_seq, writes)
 
